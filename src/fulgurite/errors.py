@@ -1,0 +1,41 @@
+"""Word what the user did wrong: what was given, what is allowed, the nearest name, the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """A mistake the user can mend; shown without a traceback, with exit status 2."""
+
+    exit_status = 2
+    prefix = "error"
+
+
+class RunStopped(UserError):
+    """A signal stopped the run, which can go on from its last checkpoint; the exit status is 128 + the signal's number."""
+
+    exit_status = 130
+    prefix = "stopped"
+
+
+class MissingExtraError(UserError):
+    """An optional package is not installed; the text names the command that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f'{purpose} needs {package}: pip install "fulgurite[{extra}]"')
+
+
+def did_you_mean(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return `` (did you mean 'x'?)`` for the nearest allowed name, or an empty string if none is as near as ``cutoff``."""
+    by_lower_case = {other.lower(): other for other in allowed}
+    near = get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=cutoff)
+    return f" (did you mean '{by_lower_case[near[0]]}'?)" if near else ""
+
+
+def name_list(names: Iterable[str], limit: int = 8) -> str:
+    """Join at most ``limit`` names with commas and say how many more there are."""
+    names = list(names)
+    more = f", ... ({len(names) - limit} more)" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,5 @@
+"""Learning tasks a configuration can name."""
+
+from fulgurite.tasks.classification import ClassificationTask
+
+__all__ = ["ClassificationTask"]
