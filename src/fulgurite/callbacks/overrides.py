@@ -1,0 +1,118 @@
+"""Let what the user sets win over what a checkpoint remembers, and say so."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fulgurite.checkpoint import KEY, Description
+from fulgurite.config import differences
+from fulgurite.console import note
+from fulgurite.errors import UserError
+
+Settings = dict[str, Any]
+# Where this run writes, and what is filled in from the checkpoint or the data.
+_OF_THIS_RUN = ("trainer.runs_dir", "trainer.experiment", "model.init_args.spec")
+
+
+class Overrides(Callback):
+    """Compare the run with the one that a checkpoint comes from, print what differs, and use this run's settings.
+
+    Lightning restores an optimizer's and a schedule's settings from their saved state, so that a new learning rate on
+    the command line would be shown and not used. So a checkpoint also holds the settings that its run began with, from
+    the rate to the length of the schedule. Where this run begins with others, they are put back after the restore, and
+    the schedule is played anew up to the present step: as if the settings had been these from the start.
+    """
+
+    def __init__(self) -> None:
+        self._settings: list[Settings] = []
+        self._of_checkpoint: list[Settings] = []
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        """Forget a checkpoint that was loaded earlier, such as for a test."""
+        self._of_checkpoint = []
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Print each difference between the two configurations."""
+        if KEY not in checkpoint:
+            return
+        stored, current = Description(**checkpoint[KEY]).sections, {}
+        with suppress(TypeError):  # a task that no configuration can name; the run record says so
+            current = yaml.safe_load(trainer.describe_config())
+        fitting = trainer.state.fn == "fit"
+        sections = ("model", "data", "seed_everything", "trainer") if fitting else ("model", "data")
+        for path, old, new in differences(stored, current):
+            if stored and path.partition(".")[0] in sections and not path.startswith(_OF_THIS_RUN):
+                note("differs", f"{path} is {new}; the checkpoint has {old}")
+
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Keep the settings that optimizers and schedules begin with, before their saved state replaces them.
+
+        Raises:
+            UserError: if the saved state belongs to another class
+        """
+        schedules = {id(config.scheduler.optimizer): config.scheduler for config in trainer.lr_scheduler_configs}
+        self._settings = [_settings(optimizer, schedules.get(id(optimizer))) for optimizer in trainer.optimizers]
+        for old, new in zip(self._of_checkpoint, self._settings, strict=False):
+            for part in ("optimizer", "schedule"):
+                if old[part] != new[part]:
+                    raise UserError(
+                        f"the checkpoint's {part} is {old[part]}, so this run cannot be continued with {new[part]}\n"
+                        f"keep the {part}, or start a new run"
+                    )
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Put this run's settings back where they differ from the checkpoint's."""
+        schedules = {id(config.scheduler.optimizer): config.scheduler for config in trainer.lr_scheduler_configs}
+        for old, new, optimizer in zip(self._of_checkpoint, self._settings, trainer.optimizers, strict=False):
+            if old == new:
+                continue
+            schedule = schedules.get(id(optimizer))
+            if schedule is None or isinstance(schedule, ReduceLROnPlateau):
+                _put_back_changed(old, new, optimizer, schedule)
+            else:
+                _play_anew(new, optimizer, schedule)
+                rate = optimizer.param_groups[0]["lr"]
+                note("schedule", f"{new['schedule']} is played anew to step {trainer.global_step:,}: the rate is {rate:.3g}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings that this run began with."""
+        return {"settings": self._settings}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the settings that the checkpoint's run began with."""
+        self._of_checkpoint = state_dict["settings"]
+
+
+def _settings(optimizer: Any, schedule: Any) -> Settings:
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return {
+        "optimizer": type(optimizer).__name__,
+        "groups": deepcopy(groups),
+        "schedule": type(schedule).__name__ if schedule else None,
+        "plan": deepcopy(schedule.state_dict()) if schedule else {},
+    }
+
+
+def _put_back_changed(old: Settings, new: Settings, optimizer: Any, schedule: Any) -> None:
+    for before, now, group in zip(old["groups"], new["groups"], optimizer.param_groups, strict=True):
+        group.update({name: value for name, value in now.items() if before.get(name) != value})
+    if schedule:
+        schedule.load_state_dict({name: value for name, value in new["plan"].items() if old["plan"].get(name) != value})
+
+
+def _play_anew(new: Settings, optimizer: Any, schedule: Any) -> None:
+    steps = schedule.last_epoch  # PyTorch's name for the number of calls of step()
+    for now, group in zip(new["groups"], optimizer.param_groups, strict=True):
+        group.update(deepcopy(now))
+    schedule.load_state_dict(deepcopy(new["plan"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch expects a step of the optimizer before each of the schedule
+        for _ in range(steps):
+            schedule.step()

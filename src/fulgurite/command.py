@@ -1,0 +1,225 @@
+"""LightningCLI with configurations in layers, checkpoints that need no configuration, and errors in a few lines."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from fulgurite.callbacks.checkpoints import Checkpoints
+from fulgurite.config import Config, Tree
+from fulgurite.config_check import find_problems
+from fulgurite.console import note, quiet_lightning
+from fulgurite.errors import UserError, name_list
+from fulgurite.explain import user_errors
+from fulgurite.layers import PYTHON_ONLY, Layers
+from fulgurite.request import Request, read_request
+from fulgurite.trainer import Trainer
+from fulgurite.trust import NoFiles
+
+# What a run's config.yaml holds: what every verb can use, and nothing that is of one command only.
+_OF_A_RUN = ("seed_everything", "trainer", "model", "data", "checkpoint")
+_MOST_MISTAKES = 20
+_OWN = f"{__name__.partition('.')[0]}."
+
+
+def run_command(verb: str, argv: list[str]) -> int:
+    """Run a verb of the Trainer and return the exit status.
+
+    Raises:
+        UserError: if the user can mend what went wrong
+    """
+    quiet_lightning()  # the trainer does it too, but the seed is set before there is one
+    request = read_request(verb, argv)
+    with user_errors():
+        Command(request)
+    return 0
+
+
+class _Help(DefaultHelpFormatter):
+    def _get_help_string(self, action: Any) -> str:
+        text, known, names = str(super()._get_help_string(action)).partition(", known subclasses: ")
+        own_first = sorted(names.rstrip(")").split(", "), key=lambda name: not name.startswith(_OWN))
+        return f"{text}{known}{name_list(own_first)})" if known else text
+
+
+class Parser(NoFiles, LightningArgumentParser):
+    """Lightning's parser with a help of readable length."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, formatter_class=_Help, **options)
+
+
+class Command(LightningCLI):
+    """One verb, from its request to its end."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.given = Config()
+        super().__init__(
+            trainer_class=Trainer,
+            save_config_callback=None,  # the run record does it, also for runs from Python
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_class=Parser,
+            parser_kwargs={"exit_on_error": False, "prog": "fulgurite"},
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in Lightning
+        """Build the one parser that is needed."""
+        return {self.request.verb: PYTHON_ONLY}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the sections; only ``predict`` has no data but image files, and takes the spec from the checkpoint."""
+        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.add_lightning_class_args(Checkpoints, "checkpoint")
+        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
+        if self.request.verb != "predict":
+            parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+            parser.link_arguments("data", "model.init_args.spec", compute_fn=_spec_of, apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Put the layers together, check all of them at once, and hand the result to the parser."""
+        verb = self.request.verb
+        own = self._subcommand_parsers[verb]
+        layers = Layers(self.request, {action.dest for action in own._actions})
+        self.given = layers.config
+        if self.request.help:
+            self._show_help(parser)
+        problems = layers.problems + find_problems(own, self.given)
+        if not layers.problems:
+            problems += self._missing(self.given.tree)
+        if problems:
+            raise UserError(_listing(problems))
+        self.config = parser.parse_object({"subcommand": verb, verb: self.given.tree})
+        if self.request.print_config:
+            print(self._text(), end="")
+            raise SystemExit(0)
+
+    def _show_help(self, parser: LightningArgumentParser) -> None:
+        option, *rest = self.request.help
+        # `--model.network.help ResNet` asks about a key that only the configured model has.
+        sections = {name: self.given.tree.get(name) for name in ("model", "data")}
+        named = {name: value.get("class_path") if isinstance(value, dict) else value for name, value in sections.items()}
+        if not rest and (path := named.get(option.removeprefix("--").removesuffix(".help"))):
+            rest = [path]
+        classes = [f"--{name}={path}" for name, path in named.items() if path]
+        try:
+            parser.parse_args([self.request.verb, *classes, option, *rest])  # prints it and exits
+        except ArgumentError as error:
+            raise UserError(
+                f"no help for '{' '.join(self.request.help)}': name a class, such as --model.help ClassificationTask\n"
+                f"what a class inside another takes is known with a configuration: -c FILE --model.network.help ResNet"
+            ) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave alone the hyper-parameters in a checkpoint, which Lightning would put over the flags, unchecked."""
+
+    def _missing(self, tree: Tree) -> Iterator[str]:
+        verb = self.request.verb
+        if verb == "predict" and tree.get("ckpt_path") in (None, "none"):  # the checkpoint knows the classes
+            yield f"{verb} needs a checkpoint: --ckpt_path best for the latest run's, or a .ckpt file or run folder"
+        elif verb != "fit" and tree.get("ckpt_path") is None:
+            yield (
+                f"{verb} needs a checkpoint: --ckpt_path best for the latest run's, or a .ckpt file or run folder\n"
+                "--ckpt_path none means the initial weights"
+            )
+        elif missing := [name for name in ("model", "data") if not tree.get(name) and (name, verb) != ("data", "predict")]:
+            experiments = sorted(Path("configs/experiment").glob("*.yaml")) or [Path("configs/experiment/digits.yaml")]
+            yield f"{verb} has no {' and no '.join(missing)}: give an experiment, such as -c {experiments[0]}" + (
+                f"\nthere are {len(experiments)} in configs/experiment" if len(experiments) > 1 else ""
+            )
+        if verb == "predict" and not tree.get("images"):
+            yield "predict needs images: --images FOLDER, or one image file"
+
+    def _set_seed(self) -> None:
+        # Lightning takes 0 where true asks it to draw one. A process of a larger job is told by the one that started it.
+        config = self.config[self.request.verb]
+        if config.seed_everything is True and not {"LOCAL_RANK", "PL_GLOBAL_SEED"} <= os.environ.keys():
+            if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                raise UserError("seed_everything is true, and each process would draw its own seed: give a number")
+            config.seed_everything = int.from_bytes(os.urandom(4))
+            note("seed", f"{config.seed_everything}, drawn at random")
+        super()._set_seed()
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        try:
+            with user_errors():
+                yield
+        except UserError as error:
+            error.args = (self.given.locate(str(error)),)
+            raise
+
+    def instantiate_classes(self) -> None:
+        """Build data, task and trainer; what a class refuses is told with its file and key."""
+        with self._located():
+            super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with self._located():
+            super()._run_subcommand(subcommand)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer and tell it the configuration that its checkpoints will carry."""
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        trainer.config = self._text(_OF_A_RUN)
+        return cast(Trainer, trainer)
+
+    def _text(self, names: tuple[str, ...] | None = None) -> str:
+        sections = _plain(self.config[self.request.verb])
+        sections.pop("config", None)
+        if self.request.verb != "predict":
+            sections["model"].get("init_args", {}).pop("spec", None)  # filled in from the data
+        kept = {name: value for name, value in sections.items() if names is None or name in names}
+        return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+
+
+def _spec_of(data: Any) -> Any:
+    if not hasattr(data, "spec"):
+        raise UserError(f"data is {type(data).__name__}, which offers no spec: it has to say what its images and classes are")
+    return data.spec
+
+
+def _plain(value: Any) -> Any:
+    """Return what YAML would say for a parsed value.
+
+    jsonargparse's own dump stops at some defaults and writes others as text that it cannot read back.
+    """
+    if isinstance(value, Namespace | dict):
+        kept = {}
+        for key, item in dict(vars(value) if isinstance(value, Namespace) else value).items():
+            with suppress(TypeError):  # a default without a word for it, such as a torch.device, stays the default
+                kept[key] = _plain(item)
+        return kept
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, PathLike | timedelta):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise TypeError(f"{type(value).__name__} cannot be written as YAML")
+
+
+def _listing(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    shown = problems[:_MOST_MISTAKES]
+    more = [f"... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
+    return "\n".join([f"{len(problems)} mistakes in the configuration", *shown, *more])

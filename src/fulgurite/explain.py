@@ -1,0 +1,89 @@
+"""Turn the errors of the libraries that a user can mend into a few lines."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from fulgurite.errors import UserError
+
+_MOST_LINES = 7  # and one of our own
+_WIDEST = 200
+_NO_GPU = (
+    "trainer.accelerator is gpu, and PyTorch finds no GPU that it can use\n"
+    "fulgurite doctor says why; --trainer.accelerator cpu does without"
+)
+# Whose checks of arguments word what the user gave.
+_LIBRARIES = ("lightning.pytorch", "lightning.fabric", "torch.optim", "torch.nn", "torch.utils.data", "torchvision")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise UserError for what the user can mend; let our own faults through with their traceback."""
+    try:
+        yield
+    except UserError as error:
+        if not str(error).startswith("Caught "):
+            raise
+        # A DataLoader hands over what its worker raised with the worker's traceback for a text.
+        raise UserError(str(error).rpartition("Error: ")[2].strip()) from error
+    except (ArgumentError, MisconfigurationException) as error:
+        raise UserError(_NO_GPU if "No supported gpu backend" in str(error) else shorten(str(error))) from error
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
+    except (RuntimeError, KeyError) as error:
+        text = _mendable(str(error))
+        if text is None:
+            raise
+        raise UserError(text) from error
+    except (ValueError, TypeError) as error:
+        inner = _user_error_within(error)
+        if inner is not None:
+            raise inner from inner.__cause__
+        library = _refusing_library(error)
+        if library is None:
+            raise
+        raise UserError(f"{shorten(str(error))}\nrefused by {library}; --debug shows where") from error
+
+
+def _mendable(text: str) -> str | None:
+    """Word an error that these libraries raise for a user's mistake as for a fault of their own."""
+    if "Error(s) in loading state_dict" in text:
+        return "the checkpoint's weights do not fit this network\n" + shorten(text.partition("\n")[2], 5)
+    if "Early stopping conditioned on metric" in text:
+        return shorten(text)
+    if "Connection closed by peer" in text:
+        return "another process of this job ended; it said why above or below"
+    if "restore optimizer state" in text or "restore learning rate scheduler state" in text:
+        return "the checkpoint holds weights alone, so that no training can go on from it"
+    return None
+
+
+def _user_error_within(error: BaseException | None) -> UserError | None:
+    # jsonargparse wraps what a class raises in an error of its own.
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _refusing_library(error: Exception) -> str | None:
+    """Name the library that checked an argument and raised; a call that broke inside one is a fault of ours."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if not (last.line or "").startswith(f"raise {type(error).__name__}("):
+        return None
+    return next((name for name in _LIBRARIES if f"/{name.replace('.', '/')}/" in last.filename.replace("\\", "/")), None)
+
+
+def shorten(text: str, most: int = _MOST_LINES) -> str:
+    """Keep what a person reads of a library's message: its first lines, without dumps of whole objects."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "Given value" not in line]
+    lines = [line if len(line) <= _WIDEST else line[: _WIDEST - 4] + " ..." for line in lines]
+    return "\n".join(lines[:most])

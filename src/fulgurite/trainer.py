@@ -1,0 +1,244 @@
+"""Lightning's Trainer with this project's defaults, run folders, and one short method per verb."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
+
+from fulgurite.callbacks.checkpoints import Checkpoints
+from fulgurite.callbacks.exact_resume import ExactResume
+from fulgurite.callbacks.overrides import Overrides
+from fulgurite.callbacks.run_record import RunRecord
+from fulgurite.checkpoint import AtomicCheckpointIO, find_checkpoint
+from fulgurite.console import ctrl_c, note, quiet_lightning
+from fulgurite.errors import RunStopped, UserError
+from fulgurite.loggers import LoggerName
+from fulgurite.recorded import Recorded, run_config
+from fulgurite.trust import trust_flags
+from fulgurite.verbs.predict import prepare_prediction
+
+Evaluation = list[Any]
+
+
+class Trainer(Recorded, pl.Trainer):
+    """Train and evaluate; each ``fit`` gets a folder of its own, ``runs/<experiment>/<version>/``.
+
+    Args:
+        experiment: names the folder that runs of one experiment share
+        runs_dir: where experiments are kept
+        logger: ``tensorboard``, ``csv`` or a Lightning logger, or several of them; True means both files; False none
+        callbacks: besides those for checkpoints, exact resume and the learning rate, which are always there
+        enable_checkpointing: whether to write checkpoints
+        enable_model_summary: print Lightning's table of layers; the number of parameters is printed anyway
+        use_distributed_sampler: let Lightning replace samplers; this project's loaders share out their samples themselves
+        options: those of :class:`lightning.pytorch.Trainer`
+    """
+
+    callbacks: list[Callback]
+    fast_dev_run: bool | int
+
+    def __init__(
+        self,
+        *,
+        experiment: str = "default",
+        runs_dir: Path = Path("runs"),
+        logger: bool | LoggerName | Logger | list[LoggerName | Logger] = True,
+        callbacks: Callback | list[Callback] | None = None,
+        enable_checkpointing: bool = True,
+        enable_model_summary: bool = False,
+        use_distributed_sampler: bool = False,
+        plugins: Any = None,
+        **options: Any,
+    ) -> None:
+        quiet_lightning()
+        self.experiment = experiment
+        self.runs_dir = Path(runs_dir).expanduser()
+        self.run_dir: Path | None = None
+        self.config: str | None = None  # YAML text; the command line sets it, from Python it is derived
+        wanted = list(logger) if isinstance(logger, Iterable) and not isinstance(logger, str) else [logger]
+        names: list[Any] = ["csv", "tensorboard"] if logger is True else [name for name in wanted if isinstance(name, str)]
+        self.logger_names: list[LoggerName] = names
+        self.given_loggers = [one for one in wanted if isinstance(one, Logger)]
+        self.record = RunRecord()
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        super().__init__(
+            logger=self.given_loggers or False,
+            callbacks=self._default_callbacks(given, checkpoints=enable_checkpointing and not options.get("fast_dev_run")),
+            enable_checkpointing=enable_checkpointing and not options.get("fast_dev_run"),
+            enable_model_summary=enable_model_summary,
+            use_distributed_sampler=use_distributed_sampler,
+            plugins=[AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins] if plugins else [])],
+            **options,
+        )
+
+    def _default_callbacks(self, given: list[Callback], *, checkpoints: bool) -> list[Callback]:
+        always: list[Callback] = [self.record, Overrides(), ExactResume()]
+        if (self.logger_names or self.given_loggers) and not self.init_args.get("fast_dev_run"):
+            always.append(LearningRateMonitor(logging_interval="step"))
+        if not checkpoints:
+            return always + [callback for callback in given if not isinstance(callback, Checkpoints)]
+        has_own = any(isinstance(callback, Checkpoints) for callback in given)
+        return always + given + ([] if has_own else [Checkpoints()])
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """The callback that keeps the best and the last state, or None where checkpoints are off."""
+        return next((callback for callback in self.callbacks if isinstance(callback, Checkpoints)), None)
+
+    def fit(
+        self,
+        model: pl.LightningModule,
+        train_dataloaders: TRAIN_DATALOADERS | pl.LightningDataModule | None = None,
+        val_dataloaders: EVAL_DATALOADERS | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+        test: bool = False,
+    ) -> None:
+        """Train, in a new run folder.
+
+        Args:
+            model: the task
+            train_dataloaders: instead of a data module
+            val_dataloaders: instead of a data module
+            datamodule: gives the loaders
+            ckpt_path: continue from this checkpoint: a file, a run folder, or best or last for those of the latest run
+            weights_only: always true here; Lightning's argument
+            test: measure the best checkpoint on the test split afterwards
+
+        Raises:
+            UserError: if the run cannot start, has nothing left to train, or its last checkpoint could not be saved
+        """
+        resume_from = self._resolve(ckpt_path, prefer="last")
+        self.record.begin(self)
+        try:
+            with ctrl_c():
+                super().fit(model, train_dataloaders, val_dataloaders, datamodule, resume_from, True)
+            self.record.require_trained(self)
+        except BaseException as error:
+            self.record.drop_untrained(self)
+            if isinstance(error, KeyboardInterrupt) and self.checkpoints:
+                raise self.checkpoints.stopped(self) from None
+            raise
+        kept = self.checkpoints
+        if kept and kept.save_error:
+            command = kept.command_to_go_on(self, kept.last_path)
+            on = f"\nonce that is mended, go on with: {command}" if kept.last_path.is_file() else ""
+            raise UserError(f"the last checkpoint could not be saved: {kept.save_error}{on}")
+        try:
+            if test:
+                self.test(model, datamodule=datamodule, ckpt_path="best" if kept else None)
+        except KeyboardInterrupt:
+            raise (kept.stopped(self) if kept else RunStopped("the training was complete")) from None
+        if self.run_dir:
+            note("run", str(self.run_dir))
+            if kept and self.record.config:
+                predict = ["fulgurite", "predict", "--ckpt_path", str(self.run_dir), "--images", "FOLDER"]
+                output = ["--output", "predictions.csv"]
+                note("next", shlex.join([*predict, *output, *trust_flags(self.record.config)]))
+            if self.logger_names:
+                note("", shlex.join(["tensorboard", "--logdir", str(self.runs_dir)]))
+
+    def validate(  # type: ignore[override]  # one argument of Lightning's is left out
+        self,
+        model: pl.LightningModule | None = None,
+        dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+    ) -> Evaluation:
+        """Measure a checkpoint on the validation split.
+
+        Args:
+            model: the task
+            dataloaders: instead of a data module
+            ckpt_path: a file, a run folder, or best or last for those of the latest run; none for the initial weights
+            datamodule: gives the loader
+        """
+        with ctrl_c():
+            results = super().validate(model, dataloaders, self._resolve(ckpt_path), False, datamodule, True)
+        return _report_metrics("validate", results)
+
+    def test(  # type: ignore[override]  # one argument of Lightning's is left out
+        self,
+        model: pl.LightningModule | None = None,
+        dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        datamodule: pl.LightningDataModule | None = None,
+    ) -> Evaluation:
+        """Measure a checkpoint on the test split.
+
+        Args:
+            model: the task
+            dataloaders: instead of a data module
+            ckpt_path: a file, a run folder, or best or last for those of the latest run; none for the initial weights
+            datamodule: gives the loader
+        """
+        with ctrl_c():
+            results = super().test(model, dataloaders, self._resolve(ckpt_path), False, datamodule, True)
+        return _report_metrics("test", results)
+
+    def predict(  # type: ignore[override]  # predicts image files into a table
+        self,
+        model: pl.LightningModule,
+        images: Path,
+        output: Path = Path("predictions.csv"),
+        top_k: int = 1,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> Path:
+        """Classify image files into a table of path, label, probability.
+
+        Args:
+            model: the task
+            images: a folder, searched with all its subfolders, or one image
+            output: the table; its ending says the kind: .csv, .jsonl or .parquet
+            top_k: how many classes to name for each image, the likeliest first
+            batch_size: per device
+            num_workers: processes that read images; null chooses from the cores really usable
+            ckpt_path: a file, a run folder, or best or last for those of the latest run; none for the initial weights
+        """
+        checkpoint, images, output = self._resolve(ckpt_path), Path(images), Path(output)
+        loader, writer = prepare_prediction(
+            self, model, images, output, top_k=top_k, batch_size=batch_size, num_workers=num_workers
+        )
+        self.callbacks.append(writer)
+        try:
+            with ctrl_c():
+                super().predict(model, loader, return_predictions=False, ckpt_path=checkpoint, weights_only=True)
+        finally:
+            self.callbacks.remove(writer)
+        return output
+
+    def describe_config(self) -> str:
+        """Return the configuration of this run as YAML text.
+
+        Raises:
+            TypeError: if the run was started from Python with an object that a configuration cannot name
+        """
+        if self.config is not None:
+            return self.config
+        return run_config(self, self.lightning_module, getattr(self, "datamodule", None))
+
+    def _resolve(self, given: str | Path | None, prefer: str = "best") -> Path | None:
+        if given is None or str(given) == "none":
+            return None
+        if self.run_dir and given in ("best", "last"):  # after fit: of this run, also when others have started since
+            path = find_checkpoint(self.run_dir, self.runs_dir, prefer=str(given))
+        else:
+            path = find_checkpoint(given, self.runs_dir, prefer=prefer)
+        note("checkpoint", str(path))
+        return path
+
+
+def _report_metrics(verb: str, results: Evaluation) -> Evaluation:
+    for metrics in results:
+        note(verb, "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items())))
+    return results

@@ -1,0 +1,151 @@
+"""Refuse what a checkpoint has no business naming, before anything is imported or opened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import isroutine
+from typing import Any
+
+import yaml
+
+from fulgurite.errors import UserError
+
+# Not `torch.` as a whole: torch.hub and torch.utils.cpp_extension download and build code.
+TRUSTED = (
+    "fulgurite.data",
+    "fulgurite.models",
+    "fulgurite.tasks",
+    "torch.nn",
+    "torch.optim",
+    "torchvision.models",
+    "torchvision.transforms",
+)
+_DATA_ENDINGS = ("csv", "json", "jsonl", "npy", "npz", "parquet", "tsv", "txt", "yaml", "yml")
+
+
+class NoFiles:
+    """Mix into a jsonargparse parser, which would open any value that happens to be the name of a file, or a URL."""
+
+    def _add_signature_parameter(self, *args: Any, **options: Any) -> None:
+        super()._add_signature_parameter(*args, **options | {"sub_configs": False})  # type: ignore[misc]  # the parser's
+
+
+def check_trusted(config: Any, trusted: Sequence[str] = (), *, source: str = "the checkpoint") -> None:
+    """Check each class path anywhere in a checkpoint's configuration.
+
+    Args:
+        config: nested values
+        trusted: packages the user trusts besides PyTorch's and this project's
+        source: names the checkpoint in an error
+
+    Raises:
+        UserError: if a path leaves the trusted packages, or names anything but a class that is defined in one
+    """
+    for package in trusted:
+        if not _is_dotted(f"{package}.x"):
+            raise UserError(f"--trust takes the name of a package, such as my_project, not '{package}'")
+    allowed = (*TRUSTED, *trusted)
+    for key, path, is_class_path in _code_paths(config, ""):
+        what = f"{source}: {key} names {path!r}"
+        if not isinstance(path, str) or not _is_dotted(path):
+            raise UserError(f"{what}, which is not the dotted name of a class")
+        module, _, name = path.rpartition(".")
+        if not _within(module, allowed):
+            raise UserError(
+                f"{what}, which is not in a trusted package; nothing was imported\ntrusted: {', '.join(allowed)}{_advice(module)}"
+            )
+        # A trusted module may have `os` among its names: only what lives in trusted code may be used.
+        found = _find(module, name, what)
+        if found is None and not is_class_path:
+            continue  # a file's name, after all
+        home = getattr(found, "__module__", "")
+        # A function of PyTorch's may do anything, such as download; those of a package that the user trusts are theirs.
+        if not isinstance(found, type) and not (isroutine(found) and _within(home, trusted)):
+            raise UserError(f"{what}, which is not a class")
+        if not _within(home, allowed):
+            raise UserError(f"{what}, which comes from {home}{_advice(home)}")
+
+
+def trust_flags(config: str | None) -> list[str]:
+    """Return the flags with which the checkpoints of a run with this configuration (YAML text) can be used."""
+    paths = (path for _, path, is_class_path in _code_paths(yaml.safe_load(config or ""), "") if is_class_path)
+    own = {str(path).partition(".")[0] for path in paths if not _within(str(path).rpartition(".")[0], TRUSTED)}
+    return [flag for package in sorted(own - {"lightning"}) for flag in ("--trust", package)]
+
+
+def _advice(module: str) -> str:
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or not module:
+        return ""  # it has nothing that a network is made of
+    shared = any(package.startswith(f"{top}.") for package in TRUSTED)  # torch as a whole is too much
+    return f"\nif you trust whoever wrote it: --trust {module if shared else top}"
+
+
+def _code_paths(value: Any, key: str) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the key, the path and whether it is a class path, of all that could make jsonargparse import something."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            place = f"{key}.{name}" if key else str(name)
+            if name == "class_path":
+                yield place, item, True
+            else:
+                yield from _code_paths(item, place)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _code_paths(item, f"{key}.{number}")
+    elif isinstance(value, str):
+        if _names_code(value):
+            yield key, value, False
+        else:
+            yield from _code_paths(_structure(value), key)
+
+
+def _structure(text: str) -> Any:
+    # jsonargparse reads text as YAML where a type asks for more than text.
+    try:
+        read = yaml.load(text, yaml.BaseLoader)  # makes nothing but text, lists and mappings
+    except yaml.YAMLError:
+        return None
+    return read if isinstance(read, dict | list) else None
+
+
+def _names_code(text: str) -> bool:
+    # A parameter that takes a callable also takes its dotted name as a bare string; `photos.csv` must stay a file name.
+    if not _is_dotted(text):
+        return False
+    top, _, rest = text.partition(".")
+    if top in (*sys.stdlib_module_names, "test") and rest in _DATA_ENDINGS:  # `test.csv`: Python has a module `test`
+        return False
+    return _can_import(top, rest)
+
+
+def _can_import(top: str, rest: str) -> bool:
+    """Return whether a module that runs code is found on the way; looking it up runs none."""
+    try:
+        spec = find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        return True
+    if spec is None:
+        return False
+    if spec.origin is not None:
+        return True
+    following, _, rest = rest.partition(".")  # a folder without __init__.py: importing it runs nothing yet
+    return bool(following) and _can_import(f"{top}.{following}", rest)
+
+
+def _is_dotted(text: str) -> bool:
+    return "." in text and all(part.isidentifier() for part in text.split("."))
+
+
+def _within(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def _find(module: str, name: str, what: str) -> Any:
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError as error:
+        raise UserError(f"{what}, which cannot be imported: {error}") from error

@@ -1,0 +1,1 @@
+"""The extra commands as plain functions, usable from a notebook."""
