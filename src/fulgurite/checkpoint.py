@@ -48,7 +48,7 @@ class Description:
         """The configuration as nested values; YAML tags, which could construct objects, are refused."""
         try:
             sections = yaml.safe_load(self.config) or {}
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2001-99-99
             raise UserError(f"the checkpoint's configuration is not plain YAML: {error}") from error
         if not isinstance(sections, dict):
             raise UserError("the checkpoint's configuration is not a mapping")

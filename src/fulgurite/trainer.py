@@ -18,7 +18,7 @@ from fulgurite.callbacks.overrides import Overrides
 from fulgurite.callbacks.run_record import RunRecord
 from fulgurite.checkpoint import AtomicCheckpointIO, find_checkpoint
 from fulgurite.console import ctrl_c, note, quiet_lightning
-from fulgurite.errors import RunStopped, UserError
+from fulgurite.errors import RunStopped
 from fulgurite.loggers import LoggerName
 from fulgurite.recorded import Recorded, run_config
 from fulgurite.trust import trust_flags
@@ -128,10 +128,8 @@ class Trainer(Recorded, pl.Trainer):
                 raise self.checkpoints.stopped(self) from None
             raise
         kept = self.checkpoints
-        if kept and kept.save_error:
-            command = kept.command_to_go_on(self, kept.last_path)
-            on = f"\nonce that is mended, go on with: {command}" if kept.last_path.is_file() else ""
-            raise UserError(f"the last checkpoint could not be saved: {kept.save_error}{on}")
+        if kept:
+            kept.require_saved(self)
         try:
             if test:
                 self.test(model, datamodule=datamodule, ckpt_path="best" if kept else None)

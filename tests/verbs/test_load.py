@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import csv
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -117,3 +119,17 @@ def test_configuration_that_cannot_be_built_is_refused(here: Path, trained_run: 
 def test_code_of_a_stranger_is_refused(here: Path, trained_run: Path) -> None:
     with pytest.raises(UserError, match=r"os\.system\S*, which is not in a trusted package; nothing was imported"):
         load(rewrite(trained_run, "torch.optim.AdamW", "os.system"))
+
+
+def test_value_that_is_the_name_of_a_file_is_not_opened(here: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "probe_of_load.py").write_text("from fulgurite.models import SmallCNN\n")
+    monkeypatch.syspath_prepend(here)
+    (here / "net.cfg").write_text("class_path: probe_of_load.SmallCNN\n")
+    stored = yaml.safe_load((trained_run / "config.yaml").read_text())
+    stored["model"]["init_args"]["network"] = "net.cfg"
+    checkpoint = torch.load(trained_run / "checkpoints" / "best.ckpt", weights_only=True)
+    checkpoint["fulgurite"]["config"] = yaml.safe_dump(stored)
+    torch.save(checkpoint, here / "evil.ckpt")
+    with pytest.raises(UserError):
+        load(here / "evil.ckpt")
+    assert "probe_of_load" not in sys.modules

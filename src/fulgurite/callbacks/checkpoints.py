@@ -116,6 +116,17 @@ class Checkpoints(Checkpoint):
         stopped.exit_status = 128 + (self._stop or signal.SIGINT)
         return stopped
 
+    def require_saved(self, trainer: Any) -> None:
+        """Refuse to call a run done whose last state is not on the disk.
+
+        Raises:
+            UserError: if it could not be saved
+        """
+        if self.save_error:
+            command = self.command_to_go_on(trainer, self.last_path)
+            on = f"\nonce that is mended, go on with: {command}" if self.last_path.is_file() else ""
+            raise UserError(f"the last checkpoint could not be saved: {self.save_error}{on}")
+
     def command_to_go_on(self, trainer: Any, place: str | Path) -> str:
         """Return the command that continues from a checkpoint into the same folder of runs."""
         elsewhere = ["--trainer.runs_dir", str(trainer.runs_dir)] if trainer.runs_dir != Path("runs") else []

@@ -41,6 +41,9 @@ class DataSpec:
         # YAML and checkpoints give lists; a frozen value should compare equal whatever it was made from.
         for name, kind in (("class_names", str), ("mean", float), ("std", float)):
             object.__setattr__(self, name, tuple(kind(value) for value in getattr(self, name)))
+        for name in ("channels", "height", "width"):
+            if not isinstance(getattr(self, name), int):
+                raise UserError(f"{name} is {getattr(self, name)!r}; it is a whole number")
         if self.channels not in (1, 3):
             raise UserError(f"channels is {self.channels}; allowed: 1 (grey), 3 (RGB)")
         if self.height < 1 or self.width < 1:

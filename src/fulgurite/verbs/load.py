@@ -11,9 +11,14 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
 from fulgurite.checkpoint import describe, find_checkpoint, read_checkpoint
+from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.explain import user_errors
-from fulgurite.trust import check_trusted
+from fulgurite.trust import NoFiles, check_trusted
+
+
+class _Parser(NoFiles, ArgumentParser):
+    pass
 
 
 def load(
@@ -39,9 +44,10 @@ def load(
     model = description.sections.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("init_args", {}), dict):
         raise UserError(f"{file} does not name its model: it was trained from Python with a part that has no name")
-    check_trusted(model, trust)
-    model = model | {"init_args": model.get("init_args", {}) | {"spec": description.spec}}
-    parser = ArgumentParser(exit_on_error=False)
+    check_trusted({"model": model}, trust, source=str(file))
+    spec = DataSpec.from_dict(description.spec).to_dict()  # not as it is: it has not been checked for class paths
+    model = model | {"init_args": model.get("init_args", {}) | {"spec": spec}}
+    parser = _Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False)
     with user_errors():
         task = parser.instantiate(parser.parse_object({"model": model})).model
