@@ -6,6 +6,7 @@ import os
 import pickle
 import platform
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -96,6 +97,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_by_link(source: Path, target: Path) -> None:
+    """Make ``target`` the same file as ``source`` in one step; a later save replaces ``source`` and leaves it be."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # no hard links on this file system
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
 
 
 def damage(path: Path) -> str | None:

@@ -86,7 +86,7 @@ def _run(argv: list[str]) -> int:
     if verb == "doctor":
         return _doctor(rest)
     # PyTorch's threads spin while they wait for each other. On cores that are also wanted elsewhere, by a second run say,
-    # that made small steps ten times slower; asleep they cost nothing that could be measured.
+    # that made small steps ten times slower; letting them sleep costs an idle machine some time on tiny networks (9 s for 6).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     here = str(Path.cwd())
     if here not in sys.path:

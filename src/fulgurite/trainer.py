@@ -127,8 +127,7 @@ class Trainer(Recorded, pl.Trainer):
             if isinstance(error, KeyboardInterrupt) and self.checkpoints:
                 raise self.checkpoints.stopped(self) from None
             raise
-        kept = self.checkpoints
-        if kept:
+        if kept := self.checkpoints:
             kept.require_saved(self)
         try:
             if test:
@@ -201,7 +200,7 @@ class Trainer(Recorded, pl.Trainer):
             top_k: how many classes to name for each image, the likeliest first
             batch_size: per device
             num_workers: processes that read images; null chooses from the cores really usable
-            ckpt_path: a file, a run folder, or best or last for those of the latest run; none for the initial weights
+            ckpt_path: a file, a run folder, or best or last for those of the latest run; from Python None keeps the weights
         """
         checkpoint, images, output = self._resolve(ckpt_path), Path(images), Path(output)
         loader, writer = prepare_prediction(

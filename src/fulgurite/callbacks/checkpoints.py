@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import shutil
 import signal
 import threading
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 
+from fulgurite.checkpoint import replace_by_link
 from fulgurite.console import note
 from fulgurite.errors import RunStopped, UserError, did_you_mean
 from fulgurite.trust import trust_flags
@@ -142,7 +142,7 @@ class Checkpoints(Checkpoint):
                 self.best = self._saved_best = None
             elif trainer.is_global_zero:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                _replace_by_link(earlier, self.best_path)
+                replace_by_link(earlier, self.best_path)
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             # With several processes each would stop at another step; there a signal ends the run at once.
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -221,7 +221,7 @@ class Checkpoints(Checkpoint):
             return error.strerror or str(error)
         try:
             if also_best and trainer.is_global_zero:
-                _replace_by_link(path, self.best_path)
+                replace_by_link(path, self.best_path)
         except OSError as error:
             return error.strerror or str(error)
         return None
@@ -244,14 +244,3 @@ class Checkpoints(Checkpoint):
         if not same and state_dict["best"]:
             note("checkpoints", f"the best so far, by {state_dict['monitor']}, does not count by {self.monitor}")
         self._saved_step = state_dict["saved_step"]
-
-
-def _replace_by_link(source: Path, target: Path) -> None:
-    """Make ``target`` the same file as ``source`` in one step; a later save replaces ``source`` and leaves it be."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:  # no hard links on this file system
-        shutil.copyfile(source, temporary)
-    temporary.replace(target)
