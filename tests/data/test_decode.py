@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from fulgurite.data import decode
-from fulgurite.data.decode import decode_image, to_spec
+from fulgurite.data.decode import decode_image, image_size, scale_window, to_spec
 from fulgurite.data.spec import DataSpec
+from fulgurite.data.windows import Window
 from fulgurite.errors import UserError
 
 
@@ -48,7 +49,6 @@ def test_image_of_the_target_size_is_untouched(tmp_path: Path, channels: int, ki
     path.write_bytes(encoded(Image.fromarray(array), kind))
     image = decode_image(path, make_spec(channels, 12, 20))
     assert image.dtype == torch.uint8
-    assert image.is_contiguous()
     assert torch.equal(image, torch.from_numpy(array).reshape(12, 20, channels).permute(2, 0, 1))
     assert torch.equal(decode_image(str(path), make_spec(channels, 12, 20)), image)
 
@@ -235,14 +235,14 @@ def test_one_changed_byte(tmp_path: Path, position: int) -> None:
         decode_image(path, make_spec())
 
 
-def test_too_many_pixels_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "big.png"
-    Image.new("1", (64, 32)).save(path)
-    monkeypatch.setattr(decode, "MAX_PIXELS", 64 * 32 - 1)
-    with pytest.raises(UserError, match=r"^\S*big\.png: too large: 64 x 32 = 2,048 pixels; the limit is 2,047"):
-        decode_image(path, make_spec())
-    monkeypatch.setattr(decode, "MAX_PIXELS", 64 * 32)
-    assert decode_image(path, make_spec()).shape == (3, 16, 16)
+@pytest.mark.parametrize("kind", ["png", "jpg"])
+def test_too_many_pixels_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"big.{kind}"
+    Image.new("L", (64, 32)).save(path)
+    for refuse in (decode_image, image_size):
+        with pytest.raises(UserError, match=rf"^\S*big\.{kind}: too large: 32 x 64 = 2,048 pixels; the limit is 2,047"):
+            refuse(path, replace(make_spec(), max_pixels=64 * 32 - 1))
+    assert decode_image(path, replace(make_spec(), max_pixels=64 * 32)).shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize("limit", [1000, 2000])  # PIL would refuse, and warn
@@ -287,3 +287,107 @@ def test_arrays_of_one_two_and_four_channels() -> None:
 def test_arrays_that_are_no_image_are_refused(image: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         to_spec(image, make_spec())
+
+
+def photo(height: int, width: int) -> Image.Image:
+    """Return an image with soft edges, as JPEG is made for."""
+    small = np.random.default_rng(1).integers(0, 256, (height // 40 + 2, width // 40 + 2, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_large_jpeg_is_decoded_smaller_and_looks_the_same(orientation: int, channels: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image, spec = photo(600, 800), make_spec(channels, 32, 40)
+    from_jpeg = decode_image(encoded(image, "JPEG", exif=exif, quality=95), spec).float()
+    from_png = decode_image(encoded(image, "PNG", exif=exif), spec).float()
+    assert (from_jpeg - from_png).abs().mean() < 2
+    assert (from_jpeg - from_png).abs().max() < 16
+
+
+def test_a_window_of_a_large_jpeg_is_where_it_should_be() -> None:
+    data = encoded(photo(600, 800), "JPEG", quality=95)
+    for window in (Window(100, 200, 320, 320, 16, 16), Window(37, 411, 163, 215, 32, 32), Window(0, 0, 600, 800, 60, 80)):
+        small = decode_image(data, make_spec(), lambda height, width, window=window: window).float()  # type: ignore[misc]
+        full = decode_image(data, make_spec(), lambda height, width: Window(0, 0, 600, 800, 600, 800))
+        expected = scale_window(full, window).float()
+        assert (small - expected).abs().mean() < 9  # a window in another place differs by 60
+
+
+@pytest.mark.parametrize(("kind", "options"), [("JPEG", {"exif": 6}), ("JPEG", {"xmp": 6}), ("PNG", {}), ("JPEG", {})])
+def test_the_size_is_that_of_the_upright_image(tmp_path: Path, kind: str, options: dict[str, int]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = options.get("exif", 1)
+    xmp = f'<x:xmpmeta xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="{options.get("xmp", 1)}"/>'.encode()
+    path = tmp_path / f"x.{kind.lower()}"
+    extra: dict[str, Any] = {"exif": exif} if "exif" in options else {"xmp": xmp} if "xmp" in options else {}
+    Image.new("RGB", (60, 40)).save(path, kind, **extra)
+    expected = (60, 40) if options else (40, 60)
+    assert image_size(path, make_spec()) == expected
+    seen: list[tuple[int, ...]] = []
+    decode_image(path, make_spec(), lambda *size: seen.append(size) or Window(0, 0, 1, 1, 1, 1))  # type: ignore[func-returns-value]
+    assert seen == [expected]
+
+
+def test_sizes_of_what_is_no_image(tmp_path: Path) -> None:
+    for name, content, text in (("a", b"", "an empty file"), ("b", b"text", "not an image"), ("c", b"\xff\xd8\xff", "damaged")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=text):
+            image_size(tmp_path / name, make_spec())
+    with pytest.raises(UserError, match="cannot read"):
+        image_size(tmp_path / "none", make_spec())
+
+
+def test_a_jpeg_that_is_only_out_of_order_is_read() -> None:
+    data = encoded(photo(64, 64), "JPEG")
+    extra = data[:-2] + b"\x00\x00\x00" + data[-2:]  # libjpeg warns of bytes before the end marker
+    assert torch.equal(decode_image(extra, make_spec()), decode_image(data, make_spec()))
+
+
+@pytest.mark.parametrize("marker", [0xE2, 0xFE, 0xED])  # a colour profile, a comment, Photoshop's block
+def test_exif_behind_a_long_block_is_found(marker: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photo(64, 96), "JPEG", exif=exif)
+    block = bytes([0xFF, marker]) + (3002).to_bytes(2, "big") + bytes(3000)
+    assert decode_image(data[:2] + block + data[2:], make_spec(3, 48, 32)).equal(decode_image(data, make_spec(3, 48, 32)))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 7, 11])  # bytes, text, undefined, float, where a short belongs
+def test_an_orientation_of_another_type_is_none(kind: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photo(48, 64), "JPEG", exif=exif).replace(b"\x01\x12\x00\x03", bytes([1, 0x12, 0, kind]))
+    assert torch.equal(decode_image(data, make_spec()), decode_image(encoded(photo(48, 64), "JPEG"), make_spec()))
+
+
+@pytest.mark.parametrize("value", [0, 9])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_an_orientation_that_does_not_exist_is_none(value: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    image = photo(48, 64)
+    odd, plain = (decode_image(encoded(image, kind, **options), make_spec()) for options in ({"exif": exif}, {}))
+    assert torch.equal(odd, plain)
+
+
+@pytest.mark.parametrize("orientation", [1, 5, 8])
+def test_the_size_of_a_turned_tiff(tmp_path: Path, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (60, 40)).save(tmp_path / "x.tif", exif=exif)
+    seen: list[tuple[int, ...]] = []
+    decode_image(tmp_path / "x.tif", make_spec(), lambda *size: seen.append(size) or Window(0, 0, 1, 1, 1, 1))  # type: ignore[func-returns-value]
+    assert seen == [image_size(tmp_path / "x.tif", make_spec())]
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_side_that_does_not_divide_is_not_shifted(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image, spec = photo(929, 1201), make_spec(3, 48, 48)
+    from_jpeg = decode_image(encoded(image, "JPEG", exif=exif, quality=95), spec).float()
+    from_png = decode_image(encoded(image, "PNG", exif=exif), spec).float()
+    assert (from_jpeg - from_png).abs().mean() < 2

@@ -1,62 +1,66 @@
-"""Read an image, whatever its format, truthfully into the shape that a DataSpec asks for."""
+"""Read an image, whatever its format, truthfully into the shape that a DataSpec asks for.
+
+What PIL makes of a file is the truth. Ordinary JPEGs, most of what people have, take a shorter way to the same pixels: their
+bytes become a tensor, and a large one is decoded at half, a quarter or an eighth of its size where the window allows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+from simplejpeg import decode_jpeg, decode_jpeg_header
 from torch import Tensor
+from torch.nn import functional as F
 
+from fulgurite.data.colours import eight_bits, from_array
 from fulgurite.data.spec import DataSpec
+from fulgurite.data.windows import Choice, Window, centre
 from fulgurite.errors import UserError
-
-MAX_PIXELS = 178_956_970  # 512 MiB as RGB; PIL, too, refuses from there on
 
 # What the files of the common formats start with: tells a damaged image from a file that never was one.
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
+_JPEG = b"\xff\xd8\xff"
+_LONGEST_SIGNATURE = max(map(len, _SIGNATURES))
 
-# EXIF orientation -> what turns the stored pixels upright
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_TURNED = range(5, 9)  # the EXIF orientations that swap height and width
 
 _PIL_LIMIT = Lock()
 
 
-def decode_image(source: Path | str | bytes, spec: DataSpec) -> Tensor:
-    """Read an image file, upright, and fit it to the spec: scaled to cover height x width, then cropped at the centre.
+def decode_image(source: Path | str | bytes, spec: DataSpec, choose: Choice | None = None, *, name: str = "the image") -> Tensor:
+    """Read an image file, upright, and scale a window of it; unless told otherwise the centre that covers height x width.
 
-    16-bit grey is scaled to 8 bits, transparency is laid on white, of several frames the first is read.
+    16-bit grey is scaled to 8 bits, transparency is laid on the spec's background, of several frames the first is read.
 
     Args:
         source: path of the file, or its bytes
-        spec: gives the channels and the size in pixels
+        spec: gives the channels, the size in pixels, the background, and the most pixels that are decoded
+        choose: chooses the window from the upright image's height and width
+        name: of an image that is given by its bytes, for errors; a path is its own name
 
     Returns:
-        (C, H, W) uint8; the very pixels of the file where it has that size already
+        (C, H, W) uint8, channels last in memory; the very pixels of the file where nothing is scaled
 
     Raises:
-        UserError: naming the file, if it is missing, empty, damaged, no image, or of more than ``MAX_PIXELS``
+        UserError: naming the file, if it is missing, empty, damaged, no image, or of too many pixels
     """
     if isinstance(source, bytes):
-        name, data = "the image", source
+        data = source
     else:
         name, data = str(source), _read(Path(source))
-    return _fit(_decode(data, name), spec, name)
+    choose = choose or _centre_of(spec)
+    if data.startswith(_JPEG):
+        return _from_jpeg(data, spec, choose, name)
+    return _from_pil(_open(data, name, spec), spec, choose, name)
 
 
 def to_spec(image: Path | str | bytes | Image.Image | Tensor | NDArray[np.uint8], spec: DataSpec) -> Tensor:
@@ -76,8 +80,48 @@ def to_spec(image: Path | str | bytes | Image.Image | Tensor | NDArray[np.uint8]
     if isinstance(image, Path | str | bytes):
         return decode_image(image, spec)
     if not isinstance(image, Image.Image):
-        image = _from_array(image)
-    return _fit(image, spec, "the image")
+        image = from_array(image)
+    return _from_pil(image, spec, _centre_of(spec), "the image")
+
+
+def image_size(path: Path, spec: DataSpec) -> tuple[int, int]:
+    """Return the upright height and width in pixels; reads no more than the file's header.
+
+    Raises:
+        UserError: as :func:`decode_image`, but for damage behind the header
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(_LONGEST_SIGNATURE)
+            if not start:
+                raise UserError(f"{path}: an empty file (0 bytes)")
+            file.seek(0)
+            with _readable(str(path), start), _without_pil_limit():
+                image = Image.open(file)
+                size = _upright_size(image)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    _check_size(*size, spec, str(path))
+    return size
+
+
+def scale_window(pixels: Tensor, window: Window) -> Tensor:
+    """Cut a window out of an image and scale it, antialiased where it shrinks.
+
+    Args:
+        pixels: (C, h, w) uint8
+        window: within it
+
+    Returns:
+        (C, H, W) uint8, a copy with channels last in memory, as decoders give them and PyTorch scales them fastest
+    """
+    top, left, height, width, *size = window
+    part = pixels[None, :, top : top + height, left : left + width].clone(memory_format=torch.channels_last)
+    return part[0] if [height, width] == size else F.interpolate(part, size, mode="bilinear", antialias=True)[0]
+
+
+def _centre_of(spec: DataSpec) -> Choice:
+    return partial(centre, out_height=spec.height, out_width=spec.width)
 
 
 def _read(path: Path) -> bytes:
@@ -87,20 +131,28 @@ def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _decode(data: bytes, name: str) -> Image.Image:
-    """Decode the first frame into memory; ``name`` is for errors."""
+def _check_size(height: int, width: int, spec: DataSpec, name: str) -> None:
+    if width * height > spec.max_pixels:
+        raise UserError(
+            f"{name}: too large: {height} x {width} = {width * height:,} pixels; the limit is {spec.max_pixels:,} (max_pixels)"
+        )
+
+
+def _open(data: bytes, name: str, spec: DataSpec) -> Image.Image:
+    """Read the header; ``name`` is for errors."""
     if not data:
         raise UserError(f"{name}: an empty file (0 bytes)")
+    with _readable(name, data), _without_pil_limit():
+        image = Image.open(BytesIO(data))
+    _check_size(image.height, image.width, spec, name)
+    return image
+
+
+@contextmanager
+def _readable(name: str, data: bytes) -> Iterator[None]:
+    """Name the file in what PIL raises; ``data`` is how it starts."""
     try:
-        with _without_pil_limit():
-            image = Image.open(BytesIO(data))
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise UserError(
-                f"{name}: too large: {width} x {height} = {width * height:,} pixels; the limit is {MAX_PIXELS:,} "
-                "(MAX_PIXELS in fulgurite.data.decode)"
-            )
-        image.load()
+        yield
     except (UserError, MemoryError):
         raise
     except UnidentifiedImageError as error:
@@ -110,7 +162,6 @@ def _decode(data: bytes, name: str) -> Image.Image:
     # Damaged files make PIL's readers raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more.
     except Exception as error:
         raise UserError(f"{name}: a truncated or damaged image ({error})") from error
-    return image
 
 
 @contextmanager
@@ -124,54 +175,63 @@ def _without_pil_limit() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def _fit(image: Image.Image, spec: DataSpec, name: str) -> Tensor:
+def _orientation(image: Image.Image) -> int:
+    """Return 1 to 8; 1 where a file says nothing or something odd."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # PIL's reader raises many kinds for a damaged block, behind which the pixels may be whole
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return height and width, of an image that is not loaded yet."""
+    # PIL gives the size of a TIFF as it will be, and turns it when it loads it.
+    is_turned = image.format != "TIFF" and _orientation(image) in _TURNED
+    return image.size if is_turned else (image.height, image.width)
+
+
+def _from_jpeg(data: bytes, spec: DataSpec, choose: Choice, name: str) -> Tensor:
+    """Return (C, H, W) uint8; what is out of the ordinary is left to PIL."""
+    try:
+        height, width, colours, _ = decode_jpeg_header(data)
+    except ValueError:
+        colours = "unreadable"
+    if colours not in ("Gray", "YCbCr", "RGB"):
+        return _from_pil(_open(data, name, spec), spec, choose, name)
+    _check_size(height, width, spec, name)
+    tagged = b"Exif\0" in data or b"tiff:Orientation" in data  # the second is XMP; 5 us for 100 kB
+    orientation = _orientation(_open(data, name, spec)) if tagged else 1
+    window = choose(width, height) if orientation in _TURNED else choose(height, width)
+    factor = window.reduction()
+    while factor > 1 and orientation != 1 and (height % factor or width % factor):
+        factor //= 2  # the last row and column of the smaller image are padded, and would be turned to where the first are
+    least = {"min_height": -(-height // factor), "min_width": -(-width // factor)} if factor > 1 else {}
+    try:
+        array = decode_jpeg(data, "GRAY" if spec.channels == 1 else "RGB", **least)
+    except ValueError:  # damaged, or only out of order in a place that does not matter
+        return _from_pil(_open(data, name, spec), spec, lambda *size: window, name)
+    pixels = _turned(torch.from_numpy(array), orientation).permute(2, 0, 1)
+    return scale_window(pixels, window.divided(factor))
+
+
+def _turned(pixels: Tensor, orientation: int) -> Tensor:
+    """Return a view of (H, W, C) that stands upright."""
+    if orientation in _TURNED:
+        pixels = pixels.transpose(0, 1)
+    flipped = [axis for axis, orientations in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in orientations]
+    return pixels.flip(flipped) if flipped else pixels
+
+
+def _from_pil(image: Image.Image, spec: DataSpec, choose: Choice, name: str) -> Tensor:
     """Return (C, H, W) uint8 as the spec says."""
     if 0 in image.size:
         raise UserError(f"{name}: has no pixels (width x height is {image.width} x {image.height})")
-    # Not ImageOps.exif_transpose: it also writes the EXIF block anew, which fails on tags that real cameras write.
-    turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    if turn is not None:
-        image = image.transpose(turn)
-    image = _convert(image, "L" if spec.channels == 1 else "RGB", name)
-    size = (spec.width, spec.height)
-    if image.size != size:
-        image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)  # PIL's bilinear is antialiased
-    pixels = torch.from_numpy(np.array(image)).reshape(spec.height, spec.width, spec.channels)
-    return pixels.permute(2, 0, 1).contiguous()
-
-
-def _convert(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """Convert any of PIL's modes to "L" or "RGB"."""
-    if image.mode in ("F", "LAB", "La"):
-        raise UserError(
-            f"{name}: pixels of PIL's mode {image.mode} have no fixed meaning in 8 bits; convert it to grey or RGB first"
-        )
-    if image.mode.startswith("I"):
-        image = _sixteen_to_eight_bits(image, name)
-    if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert(mode)
-
-
-def _sixteen_to_eight_bits(image: Image.Image, name: str) -> Image.Image:
-    # PIL's own conversion of these modes clips: all from 255 up turns white.
-    values = np.asarray(image.convert("I"))
-    low, high = values.min(), values.max()
-    if low < 0 or high > 65535:  # only mode "I", of 32 bits, can hold such
-        raise UserError(f"{name}: grey values from {low} to {high}; allowed: 8 bits (0..255) or 16 bits (0..65535)")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 65535 = 257 * 255; to the nearest
-
-
-def _from_array(image: Any) -> Image.Image:
-    """Make a PIL image of a tensor (C, H, W) or a NumPy array (H, W) or (H, W, C)."""
-    if isinstance(image, np.ndarray):
-        image = torch.from_numpy(np.ascontiguousarray(image[..., None] if image.ndim == 2 else image)).movedim(-1, 0)
-    if not isinstance(image, Tensor):
-        raise UserError(f"cannot read an image from {type(image).__name__}; allowed: a path, bytes, a PIL image, a uint8 array")
-    if image.dtype != torch.uint8 or image.ndim != 3 or not 1 <= image.shape[0] <= 4 or 0 in image.shape:
-        raise UserError(
-            f"an image array is {image.dtype} of (C, H, W) = {tuple(image.shape)}; "
-            "allowed: uint8 with 1 to 4 channels, a tensor as (C, H, W), a NumPy array as (H, W) or (H, W, C)"
-        )
-    return Image.fromarray(image.movedim(0, -1).squeeze(-1).cpu().contiguous().numpy())
+    with _readable(name, b""):
+        image.load()
+        orientation = _orientation(image)
+    image = eight_bits(image, spec, name)
+    pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, spec.channels)
+    # Not PIL's exif_transpose: it also writes the EXIF block anew, which fails on tags that real cameras write.
+    pixels = _turned(pixels, orientation).permute(2, 0, 1)
+    return scale_window(pixels, choose(*pixels.shape[1:]))
