@@ -26,7 +26,7 @@ from fulgurite.callbacks.checkpoints import Checkpoints
 from fulgurite.callbacks.exact_resume import ExactResume
 from fulgurite.cli import main
 from fulgurite.data import DigitsDataModule
-from fulgurite.data.base import Split
+from fulgurite.data.samples import Split
 from fulgurite.models import SmallCNN
 from fulgurite.tasks import ClassificationTask
 from tests.conftest import SMALL
@@ -183,12 +183,11 @@ class AurocTask(ClassificationTask):
         super().__init__(*args, **options)
         self.auroc = MulticlassAUROC(10)
 
-    def _step(self, batch: tuple[Tensor, Tensor], stage: Any) -> Tensor:
-        if stage == "train":
-            self.auroc.update(self(batch[0]).detach(), batch[1])
-            if self.trainer.global_step + 1 == self.stop_at:
-                raise Stopped
-        return super()._step(batch, stage)
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.auroc.update(self(batch[0]).detach(), batch[1])
+        if self.trainer.global_step + 1 == self.stop_at:
+            raise Stopped
+        return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self) -> None:
         super().on_train_epoch_end()

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import random
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
-import torch
-from PIL import Image
-from torch.utils.data import DataLoader
 
 from fulgurite.data import images
-from fulgurite.data.images import IMAGE_ENDINGS, ImageFiles, is_hidden, list_images
+from fulgurite.data.images import IMAGE_ENDINGS, is_hidden, list_images
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 
@@ -128,39 +124,3 @@ def test_unreadable_folder_is_not_skipped_in_silence(tmp_path: Path, monkeypatch
     monkeypatch.setattr(images.os, "scandir", refusing)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"cannot read \S*locked: Permission denied"):
         list_images(tmp_path)
-
-
-def test_image_files_gives_images_and_indices(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{name}.png" for name in ("ä", "b", "c")]
-    for value, path in enumerate(paths):
-        Image.new("L", (8, 8), 10 * value).save(path)
-    dataset = ImageFiles(paths, SPEC)
-    assert len(dataset) == 3
-    assert [dataset.path(index) for index in range(3)] == paths
-    image, index = dataset[2]
-    assert image.shape == (1, 8, 8)
-    assert (index, image.unique().tolist()) == (2, [20])
-    batches = list(DataLoader(dataset, batch_size=2))
-    assert torch.cat([indices for _, indices in batches]).tolist() == [0, 1, 2]
-    assert torch.cat([images for images, _ in batches])[:, 0, 0, 0].tolist() == [0, 10, 20]
-    with pytest.raises(IndexError, match="index 3 of 3"):
-        dataset[3]
-    with pytest.raises(IndexError, match="index -1 of 3"):
-        dataset[-1]
-
-
-def test_broken_file_is_named_also_from_a_worker(tmp_path: Path) -> None:
-    make_files(tmp_path, "empty.png")
-    with pytest.raises(UserError, match=r"empty\.png: an empty file"):
-        next(iter(DataLoader(ImageFiles([tmp_path / "empty.png"], SPEC), num_workers=1)))
-
-
-def test_file_name_that_is_not_utf8() -> None:
-    assert ImageFiles(["a\udcff.png", "b.png"], SPEC).path(0) == Path("a\udcff.png")
-
-
-def test_what_a_worker_gets_does_not_grow_with_the_number_of_images() -> None:
-    few, many = (ImageFiles([f"folder/{number}.png" for number in range(count)], SPEC) for count in (10, 10_000))
-    # Between processes tensors are passed as handles of shared memory; a list or bytes would be copied.
-    assert len(ForkingPickler.dumps(many)) < len(ForkingPickler.dumps(few)) + 100
-    assert len(ImageFiles([], SPEC)) == 0

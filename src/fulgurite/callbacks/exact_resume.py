@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchmetrics import Metric
 
 from fulgurite.data.loader import ResumableLoader
 from fulgurite.errors import UserError
+from fulgurite.processes import of_each_process
 
 _KEY = "metric_states"
 State = dict[str, Any]
@@ -64,7 +64,7 @@ class ExactResume(Callback):
         progress = loop.batch_progress.current
         if 0 < progress.processed < trainer.num_training_batches:
             mine = {name: _metric_state(metric) for name, metric in pl_module.named_modules() if isinstance(metric, Metric)}
-            checkpoint[_KEY] = _of_each_process(mine)
+            checkpoint[_KEY] = of_each_process(mine)
         if progress.ready == progress.started + 1 and not loop._should_accumulate():
             # Taken when a batch starts, before it counts; on restart Lightning adds one to this number all the same.
             checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
@@ -93,11 +93,3 @@ def _restore_metrics(pl_module: LightningModule, saved: State) -> None:
             metric._update_count, metric._computed = saved[name]["updates"], None
             for state, value in saved[name]["states"].items():
                 setattr(metric, state, [place(item) for item in value] if isinstance(value, list) else place(value))
-
-
-def _of_each_process(mine: State) -> list[State]:
-    if not (dist.is_available() and dist.is_initialized()):
-        return [mine]
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, mine)
-    return states
