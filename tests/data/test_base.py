@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fulgurite.data import DataSpec, ImageDataModule
-from fulgurite.data.base import ArrayDataset, Split
+from fulgurite.data.base import ArrayDataset
+from fulgurite.data.samples import Split
 from fulgurite.errors import UserError
 from fulgurite.machine import Cores
 
@@ -115,7 +116,8 @@ def test_workers_are_chosen_with_a_reason(
     loader = Tiny(**options).train_dataloader()
     assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
     out = capsys.readouterr().out
-    assert out == f"workers     {workers} per process ({reason})\n"
+    ahead = ", 2 batches ahead each" if workers else ""
+    assert out == f"workers     {workers} per process ({reason}){ahead}, batches not pinned (no GPU)\n"
 
 
 def test_processes_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

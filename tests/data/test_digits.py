@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fulgurite.data import DigitsDataModule
-from fulgurite.data.base import ArrayDataset, Split
+from fulgurite.data.base import ArrayDataset
+from fulgurite.data.samples import Split
 from fulgurite.errors import UserError
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

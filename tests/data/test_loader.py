@@ -162,7 +162,7 @@ def shares(length: int, world_size: int, *, equal: bool) -> list[list[int]]:
         EpochSampler(length, shuffle=equal, seed=0, rank=rank, world_size=world_size, equal_shares=equal)
         for rank in range(world_size)
     ]
-    found = [[index for index, _ in sampler] for sampler in samplers]
+    found = [[index for index, *_ in sampler] for sampler in samplers]
     assert [len(sampler) for sampler in samplers] == [len(share) for share in found]
     return found
 
@@ -183,4 +183,78 @@ def test_training_gives_processes_equal_shares_without_repeats(length: int, worl
 def test_order_without_shuffling_is_that_of_the_data() -> None:
     sampler = EpochSampler(4, shuffle=False, seed=0, rank=0, world_size=1, equal_shares=False)
     sampler.set_epoch(2)
-    assert list(sampler) == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert list(sampler) == [(index, 2, 0, None) for index in range(4)]
+
+
+def test_weights_say_how_often_each_sample_comes() -> None:
+    weights = torch.tensor([0.0, 1.0, 3.0])
+    options: dict[str, Any] = {"shuffle": True, "rank": 0, "world_size": 1, "equal_shares": True}
+    sampler = EpochSampler(3, seed=0, weights=weights, **options)
+    drawn = []
+    for epoch in range(2000):
+        sampler.set_epoch(epoch)
+        drawn += [index for index, *_ in sampler]
+    counts = torch.tensor(drawn).bincount(minlength=3) / 6000
+    assert counts.tolist() == pytest.approx([0.0, 0.25, 0.75], abs=0.02)
+    again = EpochSampler(3, seed=0, weights=weights, **options)
+    again.set_epoch(1999)
+    assert [index for index, *_ in again] == drawn[-3:]
+    two = [EpochSampler(100, seed=0, weights=torch.ones(100), **options | {"rank": rank, "world_size": 2}) for rank in (0, 1)]
+    assert [len(list(one)) for one in two] == [50, 50]
+
+
+class Listed(Dataset[Any]):
+    """Has a list that only the process of the loader looks into."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 6
+
+    def item(self, index: int) -> str:
+        self.asked.append(index)
+        return f"item {index}"
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("the item is known")
+
+    def load(self, index: int, item: str) -> tuple[int, str, int]:
+        return index, item, len(self.asked)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_list_of_samples_is_looked_into_by_the_loader_alone(workers: int) -> None:
+    dataset = Listed()
+    sampler = EpochSampler(6, shuffle=False, seed=0, rank=0, world_size=1, equal_shares=False)
+    batches = list(ResumableLoader(dataset, batch_size=3, sampler=sampler, num_workers=workers))
+    assert [list(items) for _, items, _ in batches] == [[f"item {index}" for index in part] for part in ((0, 1, 2), (3, 4, 5))]
+    assert dataset.asked == list(range(6))
+    assert workers == 0 or all((asked == 0).all() for *_, asked in batches)  # a worker's copy was never asked
+
+
+def test_a_sample_that_comes_again_is_drawn_anew() -> None:
+    images = torch.zeros(4, 1, 4, 4, dtype=torch.uint8)
+
+    class Noise(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return images[index] + torch.randint(0, 256, (1, 4, 4), dtype=torch.uint8), index
+
+    weights = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    options: dict[str, Any] = {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1, "equal_shares": True}
+
+    def batches(skip: int = 0) -> Any:
+        loader = ResumableLoader(Noise(), batch_size=1, sampler=EpochSampler(4, weights=weights, **options))
+        if skip:
+            loader.order.set_epoch(1)
+            loader.load_state_dict({"epoch": 1, "batches": skip} | loader._order_of())
+        else:
+            loader.order.set_epoch(1)
+        return [batch[0] for batch in loader]
+
+    whole = batches()
+    assert len({tuple(image.flatten().tolist()) for image in whole}) == 4
+    assert all(torch.equal(a, b) for a, b in zip(whole[2:], batches(2), strict=True))

@@ -22,3 +22,11 @@ def test_numbers_are_not_kept_twice() -> None:
 def test_floats_are_refused() -> None:
     with pytest.raises(TypeError, match=r"expected uint8 images of 0..255, got torch.float32"):
         Preprocess((0.5,), (0.5,))(torch.rand(1, 1, 2, 2))
+
+
+def test_what_leaves_is_contiguous() -> None:
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    preprocess = Preprocess((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    last = preprocess(images.contiguous(memory_format=torch.channels_last))
+    assert last.is_contiguous()
+    assert torch.equal(last, preprocess(images))

@@ -6,7 +6,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -15,12 +15,12 @@ from torch.utils.data import Dataset
 
 from fulgurite.console import note
 from fulgurite.data.loader import EpochSampler, ResumableLoader
+from fulgurite.data.samples import Split
+from fulgurite.data.shared import release_free_memory
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.machine import usable_cores
 from fulgurite.recorded import Recorded
-
-Split = Literal["train", "val", "test"]
 
 
 class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -58,6 +58,8 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
         num_workers: processes that load; None chooses from the cores really usable
         prefetch_factor: batches each worker prepares ahead
         pin_memory: None pins when the trainer's device is a CUDA device, where it speeds up the transfer
+        balanced: draw the training images so that each class comes equally often; an epoch keeps its length, so that images
+            of frequent classes are left out and those of rare ones repeated
 
     Raises:
         UserError: if a number makes no sense
@@ -66,7 +68,13 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
     in_memory = False  # whether a sample costs too little to be worth sending between processes
 
     def __init__(
-        self, *, batch_size: int = 64, num_workers: int | None = None, prefetch_factor: int = 2, pin_memory: bool | None = None
+        self,
+        *,
+        batch_size: int = 64,
+        num_workers: int | None = None,
+        prefetch_factor: int = 2,
+        pin_memory: bool | None = None,
+        balanced: bool = False,
     ) -> None:
         super().__init__()
         for name, number in (("batch_size", batch_size), ("prefetch_factor", prefetch_factor)):
@@ -78,6 +86,12 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
         self.num_workers = num_workers
         self.prefetch_factor = prefetch_factor
         self.pin_memory = pin_memory
+        self.balanced = balanced
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that there are."""
+        return ("train", "val", "test")
 
     @property
     @abstractmethod
@@ -90,8 +104,7 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
 
     def fingerprint(self) -> str:
         """Return a short hash of what the data is, for a checkpoint's provenance: the spec and the splits' sizes."""
-        splits: tuple[Split, ...] = ("train", "val", "test")
-        sizes = {split: len(cast(Any, self.dataset(split))) for split in splits}
+        sizes = {split: len(cast(Any, self.dataset(split))) for split in self.splits}
         return hashlib.sha256(repr((self.spec, sizes)).encode()).hexdigest()[:16]
 
     def train_dataloader(self) -> ResumableLoader:
@@ -121,8 +134,15 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
             rank=trainer.global_rank if trainer else 0,
             world_size=processes,
             equal_shares=train,  # evaluation counts each sample once, also on unequal shares
+            weights=_class_weights(dataset.labels) if train and self.balanced else None,
         )
-        workers = self._workers(announce=train)
+        workers, why = self._workers()
+        pins, why_pins = self._pins()
+        if workers:
+            release_free_memory()
+        if train:
+            ahead = f", {self.prefetch_factor} batches ahead each" if workers else ""
+            note("workers", f"{workers} per process ({why}){ahead}, batches {'' if pins else 'not '}pinned ({why_pins})")
         return ResumableLoader(
             dataset,
             batch_size=self.batch_size,
@@ -130,12 +150,13 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=self.prefetch_factor if workers else None,
-            pin_memory=self._pins(),
+            pin_memory=pins,
             # BatchNorm cannot train on a last batch of one sample; a split smaller than one batch is used as it is.
             drop_last=train and len(sampler) >= self.batch_size,
         )
 
-    def _workers(self, *, announce: bool) -> int:
+    def _workers(self) -> tuple[int, str]:
+        """Return how many processes load, and why."""
         cores = usable_cores()
         processes = self.trainer.world_size // self.trainer.num_nodes if self.trainer else 1
         most = max(cores.number // processes, 1)
@@ -146,11 +167,21 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
             workers, reason = 0, "the images are in memory"
         else:
             workers, reason = most, cores.reason
-        if announce:
-            note("workers", f"{workers} per process ({reason})")
-        return workers
+        return workers, reason
 
-    def _pins(self) -> bool:
+    def _pins(self) -> tuple[bool, str]:
+        """Return whether batches are put into memory that a GPU can fetch by itself, and why."""
         if self.pin_memory is not None:
-            return self.pin_memory
-        return self.trainer is not None and torch.device(self.trainer.strategy.root_device).type == "cuda"
+            return self.pin_memory, "as configured"
+        on_gpu = self.trainer is not None and torch.device(self.trainer.strategy.root_device).type == "cuda"
+        return on_gpu, "for the GPU" if on_gpu else "no GPU"
+
+
+def _class_weights(labels: Tensor) -> Tensor:
+    """Return a weight (N,) for each sample with which all classes that occur weigh the same."""
+    if labels.ndim > 1:
+        raise UserError(
+            "balanced needs one label for each image; here an image has any number of them\n"
+            "class_weights of the task, a list, weighs the classes"
+        )
+    return 1 / labels.bincount()[labels]

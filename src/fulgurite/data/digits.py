@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fulgurite.data.augment import random_shift
-from fulgurite.data.base import ArrayDataset, ImageDataModule, Split
+from fulgurite.data.base import ArrayDataset, ImageDataModule
+from fulgurite.data.samples import Split
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 

@@ -10,19 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
+from fulgurite.data.broken import Incomplete, Skipped
 from fulgurite.data.seeding import mix_seed, own_generators, seed_generators, seed_one
+from fulgurite.data.shard_order import ShardLayout
 from fulgurite.errors import UserError
 
 # One stream of seeds per use: shuffling must not share its draws with augmentation.
 _ORDER, _SAMPLE, _BATCH = 1, 2, 3
 
-Key = tuple[int, int]  # (index, epoch): workers live over several epochs and must be told which one this is
+# (index, epoch, repeat, item): workers live over several epochs and must be told which one this is; the repeat counts how often
+# the sample has come in it before; the item, unless it is None, is what the data set's list has on this sample, so that no
+# worker looks into a list that may be long.
+Key = tuple[int, int, int, Any]
 
 
 class EpochSampler(SequentialSampler):
-    """Give this process its ``(index, epoch)`` keys in an order that depends on (seed, epoch) alone.
+    """Give this process its ``(index, epoch, repeat, item)`` keys in an order that depends on (seed, epoch) alone.
 
     A SequentialSampler in name, so that Lightning's ``overfit_batches`` does not rebuild the loader around another one.
 
@@ -33,15 +39,29 @@ class EpochSampler(SequentialSampler):
         rank: of this process
         world_size: number of processes
         equal_shares: leave out the last ``length % world_size`` samples, so that all processes take as many steps
+        weights: (N,) how often each sample comes, as a share; an epoch then draws N samples, some of them more than once
     """
 
-    def __init__(self, length: int, *, shuffle: bool, seed: int, rank: int, world_size: int, equal_shares: bool) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        rank: int,
+        world_size: int,
+        equal_shares: bool,
+        weights: Tensor | None = None,
+    ) -> None:
         super().__init__(range(length))
+        self.weights = weights
         self.shuffle = shuffle
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.usable = length - length % world_size if equal_shares else length
+        self.layout: ShardLayout | None = None  # set where the samples lie in shards, which are best read one after another
+        self.item: Callable[[int], Any] = _no_item
         self.epoch = 0
         self.skip = 0
 
@@ -53,15 +73,42 @@ class EpochSampler(SequentialSampler):
         return len(range(self.rank, self.usable, self.world_size))
 
     def __iter__(self) -> Iterator[Key]:  # type: ignore[override]  # keys, where the base class gives indices
-        epoch, length = self.epoch, len(self.data_source)
+        epoch = self.epoch
+        share = self._share(epoch)
+        repeats = _repeats(share) if self.weights is not None else torch.zeros_like(share)
+        for index, repeat in zip(share[self.skip :].tolist(), repeats[self.skip :].tolist(), strict=True):
+            yield index, epoch, repeat, self.item(index)
+
+    def _share(self, epoch: int) -> Tensor:
+        if self.layout:
+            seed = mix_seed(self.seed, _ORDER) if self.shuffle else None
+            return self.layout.share(self.rank, self.world_size, seed=seed, epoch=epoch)[: len(self)]
+        length = len(self.data_source)
         if self.shuffle:
             generator = torch.Generator().manual_seed(mix_seed(self.seed, _ORDER, epoch))
-            order = torch.randperm(length, generator=generator)
+            order = torch.randperm(length, generator=generator) if self.weights is None else _draw(self.weights, generator)
         else:
             order = torch.arange(length)
-        mine = order[self.rank : self.usable : self.world_size]
-        for index in mine[self.skip :].tolist():
-            yield index, epoch
+        return order[self.rank : self.usable : self.world_size]
+
+
+def _no_item(index: int) -> None:
+    return None
+
+
+def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw N of N samples with replacement; torch.multinomial takes no more than 2^24."""
+    bounds = weights.double().cumsum(0)
+    places = torch.rand(len(weights), generator=generator, dtype=torch.float64) * bounds[-1]
+    return torch.searchsorted(bounds, places, right=True).clamp(max=len(weights) - 1)
+
+
+def _repeats(indices: Tensor) -> Tensor:
+    """Return for each index how often it has come before."""
+    order = indices.argsort(stable=True)
+    ordered = indices[order]
+    first = torch.searchsorted(ordered, ordered)  # where the run of equal ones begins
+    return torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)) - first)
 
 
 class SeededDataset(Dataset[Any]):
@@ -73,8 +120,8 @@ class SeededDataset(Dataset[Any]):
         self._own: list[Any] | None = None  # of this process: found in each worker anew
 
     def _seed(self, key: Key) -> None:
-        index, epoch = key
-        seed = mix_seed(self.seed, _SAMPLE, epoch, index)
+        index, epoch, repeat, _ = key
+        seed = mix_seed(self.seed, _SAMPLE, epoch, index, *([repeat] if repeat else []))
         seed_generators(seed)
         if self._own is None:
             self._own = own_generators(self.dataset)
@@ -91,12 +138,13 @@ class SeededDataset(Dataset[Any]):
         """Fetch a batch: at once if the data set can, else sample by sample."""
         if hasattr(self.dataset, "__getitems__"):
             self._seed(keys[0])
-            return self.dataset.__getitems__([index for index, _ in keys])
+            return self.dataset.__getitems__([index for index, *_ in keys])
         return [self[key] for key in keys]
 
     def __getitem__(self, key: Key) -> Any:
         self._seed(key)
-        return self.dataset[key[0]]
+        index, _, _, item = key
+        return self.dataset[index] if item is None else self.dataset.load(index, item)
 
 
 def _collate(batch: Any) -> Any:
@@ -108,7 +156,8 @@ class ResumableLoader(DataLoader[Any]):
     """Load batches that depend on nothing but the seed and the position; remember the position for a checkpoint.
 
     A data set whose ``__getitems__`` returns a whole batch, such as a tuple of tensors, is taken by its word: that batch is
-    not collated again.
+    not collated again. One with ``skipped`` has the samples that it could not read counted there. One with ``item(index)`` is
+    asked in this process, and its ``load(index, item)`` called in a worker.
 
     Args:
         dataset: map-style data set; it may draw from the global generators or from its own
@@ -118,10 +167,13 @@ class ResumableLoader(DataLoader[Any]):
     """
 
     def __init__(self, dataset: Any, *, batch_size: int, sampler: EpochSampler, **options: Any) -> None:
-        options.setdefault("collate_fn", _collate)
+        options.setdefault("collate_fn", getattr(dataset, "collate", _collate))
         super().__init__(SeededDataset(dataset, sampler.seed), batch_size=batch_size, sampler=sampler, **options)
+        sampler.item = getattr(dataset, "item", _no_item)
         self.order = sampler
+        self.skipped: Skipped | None = getattr(dataset, "skipped", None)
         self.position = (0, 0)  # (epoch, batches handed out)
+        self._epochs_begun = 0
         self.batches_done: Callable[[], int] | None = None  # set by ExactResume: batches the trainer is through with
         self._resume_from: dict[str, int] = {}
 
@@ -131,10 +183,22 @@ class ResumableLoader(DataLoader[Any]):
         epoch, start = self.order.epoch, self._take_resume_point()
         self.order.skip = start * int(self.batch_size or 1)
         self.position = (epoch, start)
+        self._epochs_begun += 1
+        is_empty = start == 0
         for number, batch in enumerate(super().__iter__(), start):
             self.position = (epoch, number + 1)
+            if self.skipped is not None and isinstance(batch, Incomplete):
+                # Of what this process has looked at; over several epochs its shares come to the whole.
+                seen = min(len(self.order) * self._epochs_begun, len(self.order.data_source))
+                self.skipped.add(batch.broken, seen, is_share=self.order.world_size > 1)
+                batch = batch.batch
+                if batch is None:  # nothing of it could be read, in training nothing at all
+                    continue
+            is_empty = False
             seed_generators(mix_seed(self.order.seed, _BATCH, self.order.rank, epoch, number))
             yield batch
+        if self.skipped is not None and is_empty:  # the other processes would wait for this one
+            self.skipped.refuse(len(self.order))
 
     def _take_resume_point(self) -> int:
         """Return how many batches of this epoch were done before, once."""
@@ -142,7 +206,8 @@ class ResumableLoader(DataLoader[Any]):
         if saved.get("epoch") != self.order.epoch or not 0 < saved["batches"] < len(self):
             return 0
         # The rest of an epoch can only be found again if its order is the same.
-        changed = [f"{name} was {saved[name]} and is {now}" for name, now in self._order_of().items() if saved[name] != now]
+        now = self._order_of()
+        changed = [f"{name} was {saved.get(name, 0)} and is {now[name]}" for name in now if saved.get(name, 0) != now[name]]
         if changed:
             raise UserError(
                 f"the checkpoint was taken in the middle of epoch {saved['epoch']}, and {', '.join(changed)}\n"
@@ -157,7 +222,8 @@ class ResumableLoader(DataLoader[Any]):
             "number of samples": len(order.data_source),
             "number of processes": order.world_size,
             "seed": order.seed,
-        }
+            "number of shards": 0,
+        } | (order.layout.in_numbers() if order.layout else {})
 
     def state_dict(self) -> dict[str, int]:
         """Return the position in plain numbers; a batch handed out but not finished is to be done again."""

@@ -33,4 +33,7 @@ class Preprocess(nn.Module):
         """
         if images.dtype != torch.uint8:
             raise TypeError(f"expected uint8 images of 0..255, got {images.dtype}")
-        return images * self.scale - self.offset
+        # Decoders give channels last. PyTorch 2.14.1 corrupts memory on a CPU in the backward pass of narrow convolutions over
+        # such images, so what leaves here is contiguous. In place: uint8 as one operand of two takes a slow path.
+        floats = images.to(torch.float32, memory_format=torch.contiguous_format)
+        return floats.mul_(self.scale).sub_(self.offset)
