@@ -15,6 +15,8 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from fulgurite.data import ImageFolderDataModule
+from fulgurite.data.splits import Holdout
 from fulgurite.models import SmallCNN
 from fulgurite.recorded import Recorded, class_config, run_config
 
@@ -150,3 +152,14 @@ def test_run_is_described_as_the_command_line_would_say_it(monkeypatch: pytest.M
     assert "data" not in without
     with pytest.raises(TypeError, match=r"^Module does not remember its arguments: derive it from fulgurite.recorded.Recorded$"):
         run_config(Trainer(3), nn.Module(), None)
+
+
+def test_a_dataclass_is_its_values() -> None:
+    data = ImageFolderDataModule(Path("images"), split=Holdout(num_folds=3))
+    assert class_config(data)["init_args"]["split"] == {
+        "val_fraction": None,
+        "test_fraction": None,
+        "split_seed": 0,
+        "num_folds": 3,
+        "fold": 0,
+    }

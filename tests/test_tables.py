@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from fulgurite import tables
 from fulgurite.errors import MissingExtraError, UserError
-from fulgurite.tables import TABLE_ENDINGS, Columns, check_output, write_table
+from fulgurite.tables import TABLE_ENDINGS, Columns, check_output, read_table, write_table
 
 NAMES = ["plain.png", "a,b.png", 'say "x".png', "two\nlines.png", "return\r.png", " ünï 雷\u2028.png", "", "=1+1"]
 NUMBERS = np.array([0.1, 1 / 3, 1e-8, 1.0, 0.0, 1.1754944e-38, 0.99999994, 1e-45], np.float32)
@@ -118,3 +120,47 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     with pytest.raises(MissingExtraError, match=r'table\.parquet needs pyarrow: pip install "fulgurite\[parquet\]"'):
         check_output(tmp_path / "table.parquet")
     check_output(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
+def test_columns_are_read_as_text_by_name(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"table{ending}"
+    if ending == ".parquet":
+        write_table({"path": ["a b", 'ä,\n"c"'], "label": ["1", "2"]}, path)
+    else:
+        tab = "\t" if ending == ".tsv" else ","
+        path.write_text(f'\ufeffpath{tab} label \na b{tab}1\n\n"ä,\n""c"""{tab}2\n', encoding="utf-8")
+    assert read_table(path) == {"path": ["a b", 'ä,\n"c"'], "label": ["1", "2"]}
+
+
+def test_numbers_and_missing_cells_of_parquet_are_text(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"label": [3, None]}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet") == {"label": ["3", ""]}
+
+
+def test_long_tables_are_read_piece_by_piece(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("n\n" + "".join(f"{number}\n" for number in range(1234)), encoding="utf-8")
+    assert read_table(tmp_path / "t.csv") == {"n": [str(number) for number in range(1234)]}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "has no rows"),
+        ("a,b\n", "has no rows"),
+        ("a,a\n1,2\n", "has two columns of one name: a, a"),
+        ("a,b\n1\n", "a row has 1 cells, the header 2: 1"),
+        ('a\n"1', "unexpected end of data"),
+    ],
+)
+def test_tables_that_cannot_be_read(tmp_path: Path, content: str, text: str) -> None:
+    (tmp_path / "t.csv").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=text):
+        read_table(tmp_path / "t.csv")
+
+
+def test_other_files_are_no_tables(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"its ending is '\.xlsx'; allowed: \.csv, \.tsv, \.parquet"):
+        read_table(tmp_path / "t.xlsx")
+    with pytest.raises(UserError, match=r"cannot read .*t\.csv: No such file"):
+        read_table(tmp_path / "t.csv")

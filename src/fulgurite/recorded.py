@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import partial
 from numbers import Integral, Real
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
+
+from fulgurite.console import note
 
 
 class Recorded:
@@ -91,8 +94,8 @@ def _plain(value: Any) -> Any:
         return _plain_class(value.func, value.keywords)
     if isinstance(value, Recorded):
         return class_config(value)
-    if hasattr(value, "to_dict"):
-        return _plain(value.to_dict())
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
     raise TypeError(f"{value!r} cannot be written to a configuration: use a class or functools.partial of a class")
 
 
@@ -122,5 +125,8 @@ def run_config(trainer: Recorded, task: Any, data: Any) -> str:
             sections["trainer"][name] = _plain(value)
     sections["model"]["init_args"].pop("spec", None)  # comes from the data, as in every configuration
     if isinstance(data, Recorded):
-        sections["data"] = class_config(data)
+        try:
+            sections["data"] = class_config(data)
+        except TypeError as error:  # the network can be loaded all the same
+            note("config", f"data is not recorded, so a checkpoint cannot bring it along: {error}")
     return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
