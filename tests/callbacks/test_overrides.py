@@ -134,7 +134,7 @@ def test_settings_of_task_and_data_are_used(
     step = ClassificationTask.training_step
 
     def training_step(self: ClassificationTask, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        seen.append((self.label_smoothing, len(batch[1])))
+        seen.append((self.train_loss.label_smoothing, len(batch[1])))
         return step(self, batch, batch_idx)
 
     monkeypatch.setattr(ClassificationTask, "training_step", training_step)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing as mp
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,38 @@ def test_only_the_top_k_of_a_batch_are_kept(tmp_path: Path) -> None:
     assert kept_probability.dtype == torch.float32
     assert kept_probability.untyped_storage().nbytes() == 2 * 2 * 4
     assert kept_label.untyped_storage().nbytes() == 2 * 2 * 8
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_several_labels_are_in_one_cell_the_likeliest_first(tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"table.{ending}"
+    predict(PredictionWriter(output, PATHS, CLASSES, multi_label=True))
+    lines = output.read_text(encoding="utf-8").splitlines()
+    rows = read(output)[1:] if ending == "csv" else [list(json.loads(line).values()) for line in lines]
+    # The third image has no label, the fourth has two of the same probability.
+    answers = [("cat", "0.7"), ("eel", "0.7"), ("", ""), ("cat|dog", "0.5|0.5"), ("eel", "1.0")]
+    assert rows == [[path, *answer] for path, answer in zip(PATHS, answers, strict=True)]
+    assert (list(json.loads(lines[0])) if ending == "jsonl" else read(output)[0]) == ["path", "labels", "probabilities"]
+
+
+def test_several_labels_are_counted_once_for_each_image(tmp_path: Path) -> None:
+    writer = PredictionWriter(tmp_path / "table.csv", PATHS, CLASSES, multi_label=True)
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    for indices, probabilities in (([2, 0], [[0.0, 0.0, 0.0], [0.6, 0.7, 0.8]]), ([1, 2], [[0.5, 0.0, 0.0], [0.0, 0.0, 0.0]])):
+        add(writer, torch.tensor(indices), torch.tensor(probabilities))
+    writer.on_predict_epoch_end(trainer, Lookup())
+    assert read(tmp_path / "table.csv")[1:] == [
+        [PATHS[0], "eel|dog|cat", "0.8|0.7|0.6"],
+        [PATHS[1], "cat", "0.5"],
+        [PATHS[2], "", ""],
+    ]
+
+
+def test_top_k_is_refused_where_the_threshold_decides(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^top_k is 2, but an image has any number of labels: those of probability 0.5 and above"
+    ):
+        PredictionWriter(tmp_path / "table.csv", PATHS, CLASSES, top_k=2, multi_label=True)
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 4])

@@ -1,52 +1,28 @@
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import PolynomialLR
 from torch.utils.data import DataLoader
 
-from fulgurite import Trainer
+from fulgurite.cli import main
 from fulgurite.data import DataSpec
 from fulgurite.data.base import ArrayDataset
 from fulgurite.errors import UserError
 from fulgurite.models import SmallCNN
-from fulgurite.tasks import ClassificationTask
-
-SPEC = DataSpec(class_names=("ant", "bee", "cat"), channels=1, height=4, width=4, mean=(0.5,), std=(0.25,))
-NETWORK = partial(SmallCNN, width=2, depth=1)
-
-
-def linear(num_classes: int, in_channels: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16 * in_channels, num_classes))
-
-
-def make(**options: Any) -> ClassificationTask:
-    torch.manual_seed(0)
-    return ClassificationTask(**{"network": NETWORK, "optimizer": partial(SGD, lr=0.1), "spec": SPEC, **options})
-
-
-def data(number: int, classes: int = 3) -> ArrayDataset:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (number, 1, 4, 4), generator=generator, dtype=torch.uint8)
-    # Far from balanced, so that macro and micro accuracy differ.
-    return ArrayDataset(images, torch.arange(number) % 5 % classes)
-
-
-def loader(number: int, batch_size: int = 4) -> DataLoader[Any]:
-    return DataLoader(data(number), batch_size=batch_size, collate_fn=lambda batch: batch)
-
-
-def quiet(**options: Any) -> Trainer:
-    return Trainer(**{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options})
+from tests.classification import SEVERAL, SPEC, data, linear, loader, make, quiet, several
+from tests.training import at_batch, fit
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])
@@ -67,6 +43,19 @@ def test_epoch_metrics_are_those_of_all_samples(stage: str) -> None:
     }
     assert metrics == pytest.approx({name: float(value) for name, value in expected.items()})
     assert len(set(metrics.values())) == 4
+
+
+def test_evaluation_is_plain_and_training_is_not(here: Path) -> None:
+    # Weights and mixing are for training; a rate of zero keeps the network.
+    plain = make(network=linear, optimizer=partial(SGD, lr=0.0))
+    other = make(network=linear, optimizer=partial(SGD, lr=0.0), class_weights=[1.0, 5.0, 0.0], mixup=1.0, label_smoothing=0.2)
+    found = []
+    for task in (plain, other):
+        trainer = quiet(max_epochs=1)
+        trainer.fit(task, loader(9), loader(9))
+        found.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+    for name in found[0]:
+        assert (found[0][name] == found[1][name]) is name.startswith("val/"), name
 
 
 def test_epochs_do_not_add_up() -> None:
@@ -120,6 +109,68 @@ def test_directions_are_those_of_what_validation_logs() -> None:
     assert task.monitor in task.directions
 
 
+def test_several_labels_are_judged_by_their_average_precision() -> None:
+    task = make(spec=SEVERAL)
+    (metrics,) = quiet().validate(task, DataLoader(several(9), batch_size=4, collate_fn=lambda batch: batch))
+    assert task.monitor == "val/map"
+    assert task.directions == {"val/loss": "min", "val/acc": "max", "val/f1_macro": "max", "val/map": "max"}
+    assert task.directions.keys() == metrics.keys()
+    logits = task.eval()(several(9).images).detach()
+    assert metrics["val/loss"] == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, several(9).labels.float())))
+
+
+@pytest.mark.parametrize("spec", [SPEC, SEVERAL])
+@pytest.mark.parametrize("options", [{}, {"class_weights": [1.0, 2.0, 3.0]}, {"mixup": 0.2}, {"mixup": 0.2, "cutmix": 1.0}])
+def test_training_step_never_waits_for_the_device(spec: DataSpec, options: dict[str, Any]) -> None:
+    # Tensors of the meta device hold no numbers, so that a step that would fetch one fails.
+    task = make(spec=spec, label_smoothing=0.1, **options).to("meta")
+    task.trainer = SimpleNamespace(log_every_n_steps=0)
+    labels = torch.zeros(8, 3, dtype=torch.uint8) if spec.multi_label else torch.zeros(8, dtype=torch.long)
+    loss = task.training_step((torch.zeros(8, 1, 4, 4, dtype=torch.uint8, device="meta"), labels.to("meta")), 0)
+    loss.backward()
+    assert loss.is_meta
+
+
+@pytest.mark.parametrize("spec", [SPEC, SEVERAL])
+@pytest.mark.parametrize("options", [{"mixup": 0.2}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}])
+def test_batch_of_one_sample_can_be_mixed(here: Path, spec: DataSpec, options: dict[str, Any]) -> None:
+    samples = several(1) if spec.multi_label else data(1)
+    trainer = quiet(max_epochs=1)
+    task = make(spec=spec, network=linear, class_weights=[1.0, 2.0, 3.0], label_smoothing=0.1, **options)
+    batches = DataLoader(samples, collate_fn=lambda batch: batch)
+    trainer.fit(task, batches, batches)
+    assert torch.isfinite(trainer.callback_metrics["train/loss"])
+
+
+@pytest.mark.parametrize("weights", [None, "balanced", [1.0, 2.0, 0.5]])
+def test_balanced_weights_are_said(here: Path, capsys: pytest.CaptureFixture[str], weights: Any) -> None:
+    spec = replace(SPEC, class_counts=(1, 3, 2))  # 6 / (3 * 1), 6 / (3 * 3), 6 / (3 * 2)
+    quiet(max_epochs=1).fit(make(class_weights=weights, spec=spec), loader(8), loader(4))
+    said = [line for line in capsys.readouterr().out.splitlines() if "weights" in line]
+    balanced = weights == "balanced"
+    assert said == ["loss        class weights 0.667 to 2, balanced by the spec's class counts"] * balanced
+
+
+MIXED = ["--model.mixup", "0.4", "--model.cutmix", "1.0", "--model.class_weights", "[1,2,1,1,1,1,1,1,1,3]"]
+
+
+def test_mixed_run_that_was_stopped_ends_in_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fit(*MIXED) == 0
+    with monkeypatch.context() as patch:
+        at_batch(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert fit(*MIXED) == 128 + signal.SIGTERM
+    assert main(["fit", "--ckpt_path", "runs/digits/v002"]) == 0
+    whole, resumed = (torch.load(f"runs/digits/{run}/checkpoints/last.ckpt", weights_only=True) for run in ("v001", "v003"))
+    assert resumed["global_step"] == whole["global_step"]
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(resumed["state_dict"][name], value), name
+
+
+def test_weights_of_another_number_of_classes_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit("--model.class_weights", "[1,2]") == 2
+    assert capsys.readouterr().err.endswith("class_weights has 2 values for 10 classes\n")
+
+
 @pytest.mark.parametrize("top_k", [1, 3, 5])
 def test_top_k_needs_more_classes_than_k(top_k: int) -> None:
     assert list(make(top_k=top_k).directions) == ["val/loss", "val/acc", "val/acc_macro"]
@@ -158,7 +209,9 @@ def test_schedule_without_an_end_is_refused(here: Path) -> None:
     [
         ({"spec": None}, "the task has no data spec: pass spec=data.spec"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0; allowed: from 0 to below 1"),
-        ({"label_smoothing": -0.1}, "label_smoothing is -0.1; allowed: from 0 to below 1"),
+        ({"class_weights": [1.0]}, "class_weights has 1 values for 3 classes"),
+        ({"mixup": -1.0}, "mixup is -1.0; it is the alpha of a Beta distribution: above 0, or 0 for none"),
+        ({"cutmix": -1.0}, "cutmix is -1.0; it is the alpha of a Beta distribution: above 0, or 0 for none"),
         ({"top_k": 0}, "top_k is 0; it must be at least 1"),
     ],
 )
@@ -177,69 +230,3 @@ def test_network_gets_the_numbers_of_the_spec() -> None:
 
     make(network=network)
     assert given == [(3, 1)]
-
-
-def probabilities(task: ClassificationTask, images: Tensor) -> list[list[float]]:
-    with torch.no_grad():
-        return task.eval().probabilities(images).tolist()
-
-
-def test_predict_images_takes_paths_images_and_tensors(tmp_path: Path) -> None:
-    task, pixels = make(), data(1).images[0]
-    (expected,) = probabilities(task, pixels[None])
-    picture = Image.fromarray(pixels[0].numpy())
-    picture.save(tmp_path / "one.png")
-    images = [
-        tmp_path / "one.png",
-        str(tmp_path / "one.png"),
-        (tmp_path / "one.png").read_bytes(),
-        picture,
-        pixels,
-        np.array(picture),
-    ]
-    predictions = task.predict_images(images, top_k=3)
-    assert len(predictions) == len(images)
-    for prediction in predictions:
-        assert prediction == predictions[0]
-    order = sorted(range(3), key=lambda label: -expected[label])
-    assert [label for label, _ in predictions[0].top] == [SPEC.class_names[label] for label in order]
-    assert [value for _, value in predictions[0].top] == pytest.approx([expected[label] for label in order], abs=1e-6)
-    assert predictions[0].label == predictions[0].top[0][0]
-
-
-def test_predict_images_does_not_depend_on_the_batches_and_keeps_the_order() -> None:
-    task, images = make(), data(7).images
-    expected = probabilities(task, images)
-    for batch_size in (1, 3, 64):
-        found = task.predict_images(list(images), batch_size=batch_size)
-        assert [one.probability for one in found] == pytest.approx([max(row) for row in expected], abs=1e-6)
-    assert task.predict_images([]) == []
-
-
-def test_predict_images_leaves_each_module_in_its_mode() -> None:
-    task = make()
-    task.train()
-    frozen = task.network.get_submodule("stages")
-    frozen.eval()
-    modes = [module.training for module in task.modules()]
-    task.predict_images([data(1).images[0]])
-    with pytest.raises(UserError, match=r"cannot read missing\.png"):
-        task.predict_images(["missing.png"])
-    assert [module.training for module in task.modules()] == modes
-    assert {True, False} == set(modes)
-
-
-@pytest.mark.parametrize(
-    ("images", "options", "text"),
-    [
-        ("one.png", {}, "predict_images takes a list: predict_images([image])"),
-        (Image.new("L", (4, 4)), {}, "predict_images takes a list: predict_images([image])"),
-        ([], {"top_k": 4}, "top_k is 4; allowed: 1 to 3, the number of classes"),
-        ([], {"top_k": 0}, "top_k is 0; allowed: 1 to 3, the number of classes"),
-        ([], {"batch_size": 0}, "batch_size is 0; it must be at least 1"),
-    ],
-)
-def test_predict_images_names_what_is_wrong(images: Any, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(UserError) as error:
-        make().predict_images(images, **options)
-    assert str(error.value) == text

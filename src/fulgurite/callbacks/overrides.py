@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fulgurite.checkpoint import KEY, Description
 from fulgurite.config import differences
 from fulgurite.console import note
-from fulgurite.errors import UserError
+from fulgurite.errors import UserError, name_list
 
 Settings = dict[str, Any]
 # Where this run writes, and what is filled in from the checkpoint or the data.
@@ -39,16 +39,22 @@ class Overrides(Callback):
         self._of_checkpoint = []
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Print each difference between the two configurations."""
+        """Print each difference between the two configurations.
+
+        Raises:
+            UserError: if the data has other classes than the network was trained on
+        """
         if KEY not in checkpoint:
             return
+        _require_classes(checkpoint[KEY].get("spec") or {}, getattr(pl_module, "spec", None))
         stored, current = Description(**checkpoint[KEY]).sections, {}
         with suppress(TypeError):  # a task that no configuration can name; the run record says so
             current = yaml.safe_load(trainer.describe_config())
         fitting = trainer.state.fn == "fit"
         sections = ("model", "data", "seed_everything", "trainer") if fitting else ("model", "data")
         for path, old, new in differences(stored, current):
-            if stored and path.partition(".")[0] in sections and not path.startswith(_OF_THIS_RUN):
+            filled_in = path == "data.init_args.class_names" and old is None  # from the checkpoint itself
+            if stored and path.partition(".")[0] in sections and not path.startswith(_OF_THIS_RUN) and not filled_in:
                 note("differs", f"{path} is {new}; the checkpoint has {old}")
 
     def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
@@ -88,6 +94,15 @@ class Overrides(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the settings that the checkpoint's run began with."""
         self._of_checkpoint = state_dict["settings"]
+
+
+def _require_classes(stored: dict[str, Any], spec: Any) -> None:
+    trained, here = list(stored.get("class_names", [])), list(getattr(spec, "class_names", []))
+    if trained and here and trained != here:
+        raise UserError(
+            f"the checkpoint was trained on the classes {name_list(trained)}; the data has {name_list(here)}\n"
+            "their order counts, as a label is a number; data.class_names sets it"
+        )
 
 
 def _settings(optimizer: Any, schedule: Any) -> Settings:

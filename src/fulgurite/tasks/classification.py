@@ -1,50 +1,52 @@
-"""Single-label image classification: loss, metrics and the visible steps."""
+"""Image classification, with one label per image or any number: the visible steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
+from fulgurite.console import note
 from fulgurite.data.decode import to_spec
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.models.preprocess import Preprocess
 from fulgurite.recorded import Recorded
-from fulgurite.tasks.prediction import Prediction
-
-Direction = Literal["min", "max"]
-Stage = Literal["train", "val", "test"]
+from fulgurite.tasks.loss import ClassificationLoss
+from fulgurite.tasks.metrics import Direction, EpochMetrics, Stage
+from fulgurite.tasks.mixing import make_mixing
+from fulgurite.tasks.prediction import MultiLabelPrediction, Prediction, check_top_k, likeliest
 
 
 class ClassificationTask(Recorded, LightningModule):
-    """Learn one label per image by cross-entropy.
+    """Learn the label of each image by cross-entropy, or where the spec says so its labels by binary cross-entropy.
+
+    Smoothing, weights and mixing are for training: the loss of an evaluation is the plain one. The training accuracy is
+    that of the mixed images against the labels before mixing, so mixing lowers it.
 
     Args:
         network: class whose first parameters are ``num_classes, in_channels``; it maps float (B, C, H, W) to logits (B, K)
         optimizer: class, or partial of one, that takes the parameters
         scheduler: class whose first parameters are the optimizer and the total number of steps; None keeps the rate
         label_smoothing: share of the target spread over all classes (arXiv:1512.00567)
+        class_weights: a weight of each class in the loss, or "balanced" for N / (K * images of the class). Where an image
+            may have several labels, a list only: it multiplies the loss of the labels that are present
+        mixup: alpha of the Beta distribution that mixes each image with another of its batch (arXiv:1710.09412); 0: none
+        cutmix: the same for pasting a rectangle (arXiv:1905.04899); with both, one of the two is drawn for each batch
         top_k: also report whether the label is among the k likeliest classes, where there are more than k
         spec: of the data; a configuration fills it in from the data module
 
     Raises:
         UserError: if the spec is missing or a number makes no sense
     """
-
-    monitor: ClassVar[str] = "val/acc"
-    """The metric that decides which checkpoint is best; its direction is in ``directions``."""
 
     def __init__(
         self,
@@ -53,56 +55,38 @@ class ClassificationTask(Recorded, LightningModule):
         scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
         *,
         label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | list[float] | None = None,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
         top_k: int = 5,
         spec: DataSpec | None = None,
     ) -> None:
         super().__init__()
         if spec is None:
             raise UserError("the task has no data spec: pass spec=data.spec")
-        if not 0 <= label_smoothing < 1:
-            raise UserError(f"label_smoothing is {label_smoothing}; allowed: from 0 to below 1")
         if top_k < 1:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
         self.spec = spec
+        self.monitor = "val/map" if spec.multi_label else "val/acc"
+        """The metric that decides which checkpoint is best; its direction is in ``directions``."""
         self.network = network(spec.num_classes, spec.channels)
         self.preprocess = Preprocess(spec.mean, spec.std)
+        self.mixing = make_mixing(mixup, cutmix, spec.num_classes)
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.label_smoothing = label_smoothing
-        # compute_groups: torchmetrics 1.9 merges metrics whose states are equal after one batch, so a first batch that is
-        # all right would make top-k the same as top-1 for ever.
-        accuracies = MetricCollection(self._accuracies(top_k), compute_groups=False)
-        # Loss and micro accuracy are cheap enough for each training step; the rest is for evaluation.
-        self.metrics = nn.ModuleDict(
-            {
-                "train_metrics": MetricCollection({"acc": accuracies["acc"]}, prefix="train/"),
-                "val_metrics": accuracies.clone(prefix="val/"),
-                "test_metrics": accuracies.clone(prefix="test/"),
-            }
-        )
-        # "disable": looking for NaN would wait for the device at each step; a NaN loss shows as a NaN mean.
-        self.losses = nn.ModuleDict({f"{stage}_loss": MeanMetric(nan_strategy="disable") for stage in ("train", "val", "test")})
-
-    def _measures(self, stage: Stage) -> tuple[MeanMetric, MetricCollection]:
-        measures: Any = self.losses[f"{stage}_loss"], self.metrics[f"{stage}_metrics"]
-        return cast(tuple[MeanMetric, MetricCollection], measures)
-
-    def _accuracies(self, top_k: int) -> dict[str, Any]:
-        classes = self.spec.num_classes
-        accuracies = {
-            "acc": MulticlassAccuracy(classes, average="micro", validate_args=False),
-            "acc_macro": MulticlassAccuracy(classes, average="macro", validate_args=False),
-        }
-        if 1 < top_k < classes:
-            accuracies[f"acc_top{top_k}"] = MulticlassAccuracy(classes, average="micro", top_k=top_k, validate_args=False)
-        return accuracies
+        self.class_weights = class_weights
+        # Data without a training split, for an evaluation, has no counts and needs no weights; `fit` refuses it below.
+        weights = None if class_weights == "balanced" and spec.class_counts is None else class_weights
+        self.train_loss = ClassificationLoss(spec, label_smoothing=label_smoothing, class_weights=weights)
+        self.loss = ClassificationLoss(spec)
+        self.train_metrics = EpochMetrics("train", spec, top_k=top_k)
+        self.val_metrics = EpochMetrics("val", spec, top_k=top_k)
+        self.test_metrics = EpochMetrics("test", spec, top_k=top_k)
 
     @property
     def directions(self) -> dict[str, Direction]:
         """Every metric that validation logs, with the direction in which it gets better."""
-        accuracies = self._measures("val")[1].keys()
-        better: dict[str, Direction] = {"val/loss": "min"}
-        return better | {str(name): "max" for name in accuracies}
+        return self.val_metrics.directions
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) uint8 to logits (B, K) float."""
@@ -110,15 +94,23 @@ class ClassificationTask(Recorded, LightningModule):
         return logits
 
     def _step(self, batch: tuple[Tensor, Tensor], stage: Stage) -> Tensor:
-        """Return the mean loss (scalar) of images (B, C, H, W) uint8 and labels (B,) int64; update the stage's metrics."""
-        images, labels = batch
-        logits = self(images)
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing if stage == "train" else 0.0)
-        mean_loss, metrics = self._measures(stage)
-        # Once for each sample, since torchmetrics 1.9 drops a weight when it is told not to look for NaN.
-        mean_loss.update(loss.detach().expand(len(labels)))
-        metrics.update(logits.detach(), labels)
+        """Return the mean loss (scalar) and update the stage's metrics.
+
+        Args:
+            batch: images (B, C, H, W) uint8, and labels: (B,) int64, or multi-hot (B, K) uint8
+            stage: smoothing, weights and mixing are for training
+        """
+        images, labels = self.preprocess(batch[0]), batch[1]
+        mixing, measure = (self.mixing, self.train_loss) if stage == "train" else (None, self.loss)
+        images, targets = mixing(images, labels) if mixing else (images, labels)
+        logits = self.network(images)
+        loss: Tensor = measure(logits, targets)
+        self._metrics(stage).update(loss, logits, labels)
         return loss
+
+    def _metrics(self, stage: Stage) -> EpochMetrics:
+        metrics: EpochMetrics = getattr(self, f"{stage}_metrics")
+        return metrics
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss to minimise."""
@@ -142,6 +134,18 @@ class ClassificationTask(Recorded, LightningModule):
         images, indices = batch
         return {"index": indices, "probability": self.probabilities(images)}
 
+    def on_fit_start(self) -> None:
+        """Say what "balanced" comes to.
+
+        Raises:
+            UserError: if nobody counted the classes
+        """
+        if self.class_weights == "balanced":
+            if self.train_loss.weight is None:
+                raise UserError("class_weights 'balanced' needs the class_counts of the data; its spec has none")
+            weights = self.train_loss.weight.tolist()
+            note("loss", f"class weights {min(weights):.3g} to {max(weights):.3g}, balanced by the spec's class counts")
+
     def on_train_epoch_end(self) -> None:
         """Log the epoch's training metrics."""
         self._log_epoch("train")
@@ -155,15 +159,11 @@ class ClassificationTask(Recorded, LightningModule):
         self._log_epoch("test")
 
     def _log_epoch(self, stage: Stage) -> None:
-        # Metrics over the epoch, not means of batches; torchmetrics adds up the processes, so sync_dist is not needed.
-        mean_loss, metrics = self._measures(stage)
-        values = {f"{stage}/loss": mean_loss.compute(), **metrics.compute()}
-        for name, value in values.items():
+        metrics = self._metrics(stage)
+        # torchmetrics adds up the processes, so sync_dist is not needed.
+        for name, value in metrics.compute().items():
             self.log(name, value, prog_bar=name == self.monitor)
-        # Lightning evaluates in inference mode; states that are reset there could not be updated by a later `fit`.
-        with torch.inference_mode(False):
-            mean_loss.reset()
-            metrics.reset()
+        metrics.reset()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimizer, and the schedule with the trainer's number of optimizer steps."""
@@ -176,17 +176,19 @@ class ClassificationTask(Recorded, LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler(optimizer, int(total)), "interval": "step"}}
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) uint8 to class probabilities (B, K) float32."""
-        logits: Tensor = self(images)
-        return logits.float().softmax(dim=1)
+        """Map images (B, C, H, W) uint8 to class probabilities (B, K) float32; they add up to 1 only for one label per image."""
+        logits: Tensor = self(images).float()
+        return logits.sigmoid() if self.spec.multi_label else logits.softmax(dim=1)
 
     @torch.inference_mode()
-    def predict_images(self, images: Sequence[Any], *, top_k: int = 1, batch_size: int = 64) -> list[Prediction]:
+    def predict_images(
+        self, images: Sequence[Any], *, top_k: int = 1, batch_size: int = 64
+    ) -> list[Prediction] | list[MultiLabelPrediction]:
         """Classify images: paths, PIL images, or uint8 tensors (C, H, W) of any size.
 
         Args:
             images: any number of them; they are resized as the data spec says
-            top_k: how many classes to name for each, the likeliest first
+            top_k: how many classes to name for each, the likeliest first; not for images that may have several labels
             batch_size: images that pass through the network at once
 
         Raises:
@@ -194,20 +196,20 @@ class ClassificationTask(Recorded, LightningModule):
         """
         if isinstance(images, str | Path | Image):
             raise UserError("predict_images takes a list: predict_images([image])")
-        if not 1 <= top_k <= self.spec.num_classes:
-            raise UserError(f"top_k is {top_k}; allowed: 1 to {self.spec.num_classes}, the number of classes")
+        names, multi_label = self.spec.class_names, self.spec.multi_label
+        check_top_k(top_k, len(names), multi_label=multi_label)
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+        kind: Any = MultiLabelPrediction if multi_label else Prediction
         training = [module for module in self.modules() if module.training]
         self.eval()
-        predictions: list[Prediction] = []
+        predictions: list[Any] = []
         try:
             for start in range(0, len(images), batch_size):
                 batch = torch.stack([to_spec(image, self.spec) for image in images[start : start + batch_size]])
-                # Stable, as in the prediction table: equal probabilities keep the order of the labels.
-                top = self.probabilities(batch.to(self.device)).sort(dim=1, descending=True, stable=True)
-                rows = zip(top.values[:, :top_k].tolist(), top.indices[:, :top_k].tolist(), strict=True)
-                predictions += [Prediction.from_top(values, indices, self.spec.class_names) for values, indices in rows]
+                top = likeliest(self.probabilities(batch.to(self.device)), top_k, multi_label=multi_label)
+                rows = zip(*(part.tolist() for part in top), strict=True)
+                predictions += [kind.from_top(probabilities, indices, names) for probabilities, indices in rows]
         finally:
             for module in training:
                 module.training = True
