@@ -20,6 +20,13 @@ class RunStopped(UserError):
     prefix = "stopped"
 
 
+class FaultsFound(UserError):
+    """A check is through and has found something; it has said what."""
+
+    exit_status = 1
+    prefix = "found"
+
+
 class MissingExtraError(UserError):
     """An optional package is not installed; the text names the command that installs it."""
 

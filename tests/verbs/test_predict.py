@@ -13,6 +13,7 @@ from fulgurite.cli import main
 from fulgurite.data import DigitsDataModule
 from fulgurite.errors import UserError
 from fulgurite.verbs.predict import prepare_prediction
+from tests.commands import refused
 
 TASK = SimpleNamespace(spec=DigitsDataModule().spec)
 
@@ -107,3 +108,24 @@ def test_bad_numbers_are_named(tmp_path: Path, options: dict[str, int], text: st
     with pytest.raises(UserError) as error:
         prepare(images(tmp_path, 1), **options)
     assert str(error.value) == text
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_images_that_cannot_be_read_are_listed_and_left_out(
+    trained_run: Path, here: Path, capsys: pytest.CaptureFixture[str], workers: str
+) -> None:
+    for number in range(5):
+        Image.new("L", (8, 8), 40 * number).save(here / f"{number}.png")
+    Path("1.png").write_bytes(b"")
+    Path("4.jpg").write_text("text")
+    command = ["predict", "--ckpt_path", str(trained_run), "--images", ".", "--batch_size", "2", "--num_workers", workers]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "predictions 4 of 6 images in predictions.csv" in printed
+    assert "skipped     2 of 6 images cannot be read: 1.png: an empty file (0 bytes), 4.jpg: not an image" in printed
+    rows = Path("predictions.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["path", "0.png", "2.png", "3.png", "4.png"]
+    assert "1.png: an empty file" in refused(capsys, *command, "--on_error", "raise")
+    for path in Path().glob("*.png"):
+        path.write_bytes(b"")
+    assert "none of the 6 images can be read: 0.png: an empty file (0 bytes), " in refused(capsys, *command)
