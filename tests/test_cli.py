@@ -12,7 +12,7 @@ from fulgurite.cli import main
 from fulgurite.errors import RunStopped, UserError
 from tests.commands import refused
 
-ALLOWED = "allowed: fit, validate, test, predict, doctor"
+ALLOWED = "allowed: fit, validate, test, predict, check-data, find-workers, make-shards, doctor"
 
 
 def test_what_needs_no_pytorch_imports_none() -> None:
@@ -40,7 +40,7 @@ def test_help_names_every_verb(argv: list[str], capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "usage: fulgurite VERB [-c FILE]... [--KEY VALUE]..."
     for verb, summary in cli.VERBS.items():
-        assert f"  {verb:<8}  {summary}" in lines
+        assert f"  {verb.replace('_', '-'):<12}  {summary}" in lines
     assert "  --debug           show tracebacks (or set FULGURITE_DEBUG=1)" in lines
     assert max(map(len, lines)) <= 100
 

@@ -161,9 +161,18 @@ def test_help_of_a_verb(argv: list[str], capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--model.help", "ClassificationTask"], "Learn one label per image by cross-entropy:"),
-        (["--model.help=fulgurite.tasks.ClassificationTask"], "Learn one label per image by cross-entropy:"),
-        (["-c", str(DIGITS), "--model.help"], "Learn one label per image by cross-entropy:"),
+        (
+            ["--model.help", "ClassificationTask"],
+            "Learn the label of each image by cross-entropy, or where the spec says so its labels by binary cross-entropy:",
+        ),
+        (
+            ["--model.help=fulgurite.tasks.ClassificationTask"],
+            "Learn the label of each image by cross-entropy, or where the spec says so its labels by binary cross-entropy:",
+        ),
+        (
+            ["-c", str(DIGITS), "--model.help"],
+            "Learn the label of each image by cross-entropy, or where the spec says so its labels by binary cross-entropy:",
+        ),
         (["--data.help", "DigitsDataModule"], "  --data.shift SHIFT    largest random shift of a training image, in pixels"),
         (["-c", str(DIGITS), "--model.network.help", "fulgurite.models.SmallCNN"], "  --network.width WIDTH"),
         (["--trainer.callbacks.help", "Timer"], "  --trainer.callbacks.duration DURATION"),

@@ -18,7 +18,8 @@ from fulgurite import load
 from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.cli import main
 from fulgurite.console import note
-from tests.conftest import ROOT, SMALL
+from tests.conftest import DIGITS, ROOT, SMALL
+from tests.images import save_splits
 
 DDP = ["-c", str(ROOT / "configs" / "trainer" / "ddp_cpu.yaml")]
 FULGURITE = ["-m", "fulgurite"]
@@ -158,3 +159,16 @@ def test_only_the_first_process_speaks(
         monkeypatch.setenv(variable, rank)
         note("rank", rank)
     assert capsys.readouterr().out == "rank        0\n"
+
+
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_read_does_not_stop_the_other_process(tmp_path: Path) -> None:
+    root = save_splits(tmp_path / "data", count=6)
+    (root / "train" / "cat" / "3.png").write_bytes(b"")
+    data = ["--data", "ImageFolderDataModule", "--data.root", "data", "--data.size", "16", "--data.batch_size", "1"]
+    skip = ["--data.on_error", "skip", "--data.max_broken", "0.2", "--data.num_workers", "0", "--trainer.max_epochs", "2"]
+    model = ["-c", str(DIGITS), "--model.network.width", "4", "--trainer.enable_progress_bar", "false"]
+    done = launch(FULGURITE, ["fit", *model, *DDP, *data, *skip, "--test"], tmp_path)
+    assert (done.status, done.err) == (0, "")
+    (trained,) = done.notes("trained")
+    assert "12 steps" in trained  # 12 images on 2 processes, 2 epochs

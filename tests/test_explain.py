@@ -128,6 +128,7 @@ def test_what_a_loading_worker_raised_is_told_as_the_worker_said_it() -> None:
     [
         (RuntimeError("Early stopping conditioned on metric `val/lo` which is not available"), "conditioned on metric `val/lo`"),
         (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]"), "another process of this job ended"),
+        (MisconfigurationException("You restored a checkpoint with current_epoch=5, but"), "take a larger trainer.max_epochs"),
         (KeyError("Trying to restore optimizer state but checkpoint contains only the model"), "holds weights alone"),
     ],
 )

@@ -12,11 +12,13 @@ from PIL import Image
 
 from fulgurite.cli import main
 from tests.conftest import ROOT
+from tests.images import save_splits
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
 COMMANDS = [line.partition(" #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 # Put behind each `fit`, so that it is the same command on less.
+QUICK = ["--seconds", "0.05", "--workers", "[0, 1]", "--prefetch", "[2]"]
 LESS = ["--trainer.limit_train_batches", "2", "--trainer.limit_val_batches", "1", "--model.network.width", "4"]
 
 
@@ -26,6 +28,7 @@ def checkout(here: Path) -> Path:
     shutil.copytree(ROOT / "configs", here / "configs")
     (here / "photos").mkdir()
     Image.linear_gradient("L").save(here / "photos" / "digit.png")
+    save_splits(here / "flowers", ("daisy", "rose"))
     return here
 
 
@@ -40,12 +43,13 @@ def test_make_targets_exist() -> None:
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 def test_commands_run(checkout: Path) -> None:
     commands = [shlex.split(command)[1:] for command in COMMANDS if command.startswith("fulgurite ")]
-    assert len(commands) == 10
+    assert len(commands) == 13
     for number, command in enumerate(commands, 1):
         fits = command[0] == "fit" and "--help" not in command
         epochs = ["--trainer.max_epochs", str(number)] if "--ckpt_path" in command else ["--trainer.max_epochs", "1"]
         needs_gpu = any("ddp_16mixed" in argument for argument in command)
-        assert main(command + (LESS + epochs if fits else [])) == (2 if needs_gpu else 0), command
+        less = LESS + epochs if fits else QUICK if command[0] == "find-workers" else []
+        assert main(command + less) == (2 if needs_gpu else 0), command
     assert (checkout / "predictions.csv").read_text(encoding="utf-8").startswith("path,label,probability,label_2")
 
 

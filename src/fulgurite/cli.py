@@ -19,6 +19,9 @@ VERBS = {
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split",
     "predict": "classify image files into a table",
+    "check_data": "look for what is wrong with images, labels and splits",
+    "find_workers": "measure how many loader processes pay",
+    "make_shards": "pack a data set for streaming",
     "doctor": "show what this machine offers, and what is wrong with it",
 }
 HELP = """usage: fulgurite VERB [-c FILE]... [--KEY VALUE]...
@@ -72,7 +75,7 @@ def _run(argv: list[str]) -> int:
     given, *rest = argv or ["--help"]
     if given in ("-h", "--help", "help"):
         width = max(map(len, VERBS))
-        verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
+        verbs = "\n".join(f"  {verb.replace('_', '-'):<{width}}  {summary}" for verb, summary in VERBS.items())
         print(HELP.format(verbs=verbs, debug=DEBUG))
         return 0
     if given == "--version":
@@ -80,9 +83,9 @@ def _run(argv: list[str]) -> int:
         return 0
     verb = given.replace("-", "_")
     if given.startswith("-"):
-        raise UserError(f"the verb comes before '{given}': fulgurite VERB {given} ...; allowed: {', '.join(VERBS)}")
+        raise UserError(f"the verb comes before '{given}': fulgurite VERB {given} ...; allowed: {_verbs()}")
     if verb not in VERBS:
-        raise UserError(f"unknown verb '{given}'{did_you_mean(verb, VERBS)}; allowed: {', '.join(VERBS)}")
+        raise UserError(f"unknown verb '{given}'{did_you_mean(verb, VERBS)}; allowed: {_verbs()}")
     if verb == "doctor":
         return _doctor(rest)
     # PyTorch's threads spin while they wait for each other. On cores that are also wanted elsewhere, by a second run say,
@@ -92,6 +95,10 @@ def _run(argv: list[str]) -> int:
     if here not in sys.path:
         sys.path.append(here)  # as `python -m fulgurite` has it: classes beside the configuration are found
     return _import_command()(verb, rest)
+
+
+def _verbs() -> str:
+    return ", ".join(verb.replace("_", "-") for verb in VERBS)
 
 
 def _import_command() -> Callable[[str, list[str]], int]:

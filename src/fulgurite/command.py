@@ -18,12 +18,13 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fulgurite.callbacks.checkpoints import Checkpoints
+from fulgurite.checks.findings import Findings
 from fulgurite.config import Config, Tree
 from fulgurite.config_check import find_problems
 from fulgurite.console import note, quiet_lightning
-from fulgurite.errors import UserError, name_list
+from fulgurite.errors import FaultsFound, UserError, name_list
 from fulgurite.explain import user_errors
-from fulgurite.layers import PYTHON_ONLY, Layers
+from fulgurite.layers import DATA_VERBS, PYTHON_ONLY, Layers
 from fulgurite.request import Request, read_request
 from fulgurite.trainer import Trainer
 from fulgurite.trust import NoFiles
@@ -83,11 +84,13 @@ class Command(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections; only ``predict`` has no data but image files, and takes the spec from the checkpoint."""
-        parser.add_lightning_class_args(Trainer, "trainer")
-        parser.add_lightning_class_args(Checkpoints, "checkpoint")
-        parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
+        if self.request.verb not in DATA_VERBS:
+            parser.add_lightning_class_args(Trainer, "trainer")
+            parser.add_lightning_class_args(Checkpoints, "checkpoint")
+            parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
         if self.request.verb != "predict":
             parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+        if self.request.verb not in (*DATA_VERBS, "predict"):
             parser.link_arguments("data", "model.init_args.spec", compute_fn=_spec_of, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -129,6 +132,10 @@ class Command(LightningCLI):
 
     def _missing(self, tree: Tree) -> Iterator[str]:
         verb = self.request.verb
+        if verb in DATA_VERBS:
+            if not tree.get("data"):
+                yield f"{verb} has no data: give an experiment, such as -c configs/experiment/digits.yaml, or a data module"
+            return
         if verb == "predict" and tree.get("ckpt_path") in (None, "none"):  # the checkpoint knows the classes
             yield f"{verb} needs a checkpoint: --ckpt_path best for the latest run's, or a .ckpt file or run folder"
         elif verb != "fit" and tree.get("ckpt_path") is None:
@@ -137,6 +144,12 @@ class Command(LightningCLI):
                 "--ckpt_path none means the initial weights"
             )
         elif missing := [name for name in ("model", "data") if not tree.get(name) and (name, verb) != ("data", "predict")]:
+            if tree.get("ckpt_path") not in (None, "none"):
+                yield (
+                    f"{tree['ckpt_path']} does not say what its {' and '.join(missing)} is: "
+                    "it was trained from Python with a part that has no name\nsay it with -c FILE, or with flags"
+                )
+                return
             experiments = sorted(Path("configs/experiment").glob("*.yaml")) or [Path("configs/experiment/digits.yaml")]
             yield f"{verb} has no {' and no '.join(missing)}: give an experiment, such as -c {experiments[0]}" + (
                 f"\nthere are {len(experiments)} in configs/experiment" if len(experiments) > 1 else ""
@@ -170,10 +183,20 @@ class Command(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         with self._located():
-            super()._run_subcommand(subcommand)
+            result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
+            if isinstance(result, Findings) and result.faults:
+                raise FaultsFound(f"faults in the data: {len(result.faults)}, listed above")
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand in DATA_VERBS:
+            del arguments["model"]
+        return arguments
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the trainer and tell it the configuration that its checkpoints will carry."""
+        if self.request.verb in DATA_VERBS:  # whatever the experiment trains on, its data is looked at here
+            return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
         trainer: Any = super().instantiate_trainer(**kwargs)
         trainer.config = self._text(_OF_A_RUN)
         return cast(Trainer, trainer)
@@ -181,7 +204,7 @@ class Command(LightningCLI):
     def _text(self, names: tuple[str, ...] | None = None) -> str:
         sections = _plain(self.config[self.request.verb])
         sections.pop("config", None)
-        if self.request.verb != "predict":
+        if "model" in sections and self.request.verb != "predict":
             sections["model"].get("init_args", {}).pop("spec", None)  # filled in from the data
         kept = {name: value for name, value in sections.items() if names is None or name in names}
         return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)

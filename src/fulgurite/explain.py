@@ -34,7 +34,7 @@ def user_errors() -> Iterator[None]:
         # A DataLoader hands over what its worker raised with the worker's traceback for a text.
         raise UserError(str(error).rpartition("Error: ")[2].strip()) from error
     except (ArgumentError, MisconfigurationException) as error:
-        raise UserError(_NO_GPU if "No supported gpu backend" in str(error) else shorten(str(error))) from error
+        raise UserError(_mendable(str(error)) or shorten(str(error))) from error
     except OSError as error:
         if error.errno not in _DISK:
             raise
@@ -55,11 +55,15 @@ def user_errors() -> Iterator[None]:
 
 
 def _mendable(text: str) -> str | None:
-    """Word an error that these libraries raise for a user's mistake as for a fault of their own."""
+    """Word an error of these libraries that does not say what to do; None where it is none, or says it well."""
+    if "No supported gpu backend" in text:
+        return _NO_GPU
     if "Error(s) in loading state_dict" in text:
         return "the checkpoint's weights do not fit this network\n" + shorten(text.partition("\n")[2], 5)
     if "Early stopping conditioned on metric" in text:
         return shorten(text)
+    if "You restored a checkpoint with current_epoch" in text:
+        return f"{shorten(text)}\nepochs are counted over the whole run: take a larger trainer.max_epochs"
     if "Connection closed by peer" in text:
         return "another process of this job ended; it said why above or below"
     if "restore optimizer state" in text or "restore learning rate scheduler state" in text:

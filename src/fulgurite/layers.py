@@ -18,6 +18,8 @@ from fulgurite.trust import check_trusted
 
 # Arguments of the trainer's methods for use from Python.
 PYTHON_ONLY = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only"}
+# Verbs that look at data alone.
+DATA_VERBS = ("check_data", "find_workers", "make_shards")
 # What a verb takes over from a checkpoint: `predict` has no data, and only `fit` goes on as before.
 _FOR_EVALUATION = ("seed_everything", "model", "data")
 _TAKEN = {"fit": (*_FOR_EVALUATION, "trainer", "checkpoint"), "predict": ("seed_everything", "model")}
@@ -88,10 +90,21 @@ def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
     for name in layer.keys() & {"trainer", "checkpoint"}:
         layer[name] = _settings(layer[name])
     check_trusted(layer, trusted, source=str(path))
+    data = layer.get("data")
+    if data:
+        layer["data"] = data = _without_places(data)
+    if data and "class_names" in (data.get("init_args") or {}) and isinstance(description.spec, dict):
+        # The numbers of the classes are the checkpoint's, also on data that lacks some of them.
+        layer["data"] = data | {"init_args": data["init_args"] | {"class_names": description.spec.get("class_names")}}
     if verb == "predict" and "model" in layer and isinstance(description.spec, dict) and description.spec:
         spec = DataSpec.from_dict(description.spec).to_dict()  # not as it is: it has not been checked for class paths
         layer["model"] = layer["model"] | {"init_args": (layer["model"].get("init_args") or {}) | {"spec": spec}}
     return layer
+
+
+def _without_places(data: Tree) -> Tree:
+    """Return a data section that does not say where this run writes its decoded images."""
+    return data | {"init_args": {name: value for name, value in (data.get("init_args") or {}).items() if name != "cache_dir"}}
 
 
 def _settings(section: Tree) -> Tree:
@@ -106,6 +119,8 @@ def _is_setting(name: Any, value: Any) -> bool:
 
 
 def _keys_of_verbs() -> set[str]:
-    """Return the keys that some verb has besides the sections; data counts, since ``predict`` does without."""
-    verbs = [member for name, member in vars(Trainer).items() if inspect.isfunction(member) and not name.startswith("_")]
-    return {"data", *(key for verb in verbs for key in inspect.signature(verb).parameters)} - {"self", *PYTHON_ONLY}
+    """Return the keys that some verb has and another does without."""
+    verbs = [getattr(Trainer, name) for name in vars(Trainer) if not name.startswith("_")]
+    verbs = [verb for verb in verbs if inspect.isfunction(verb)]
+    arguments = {key for verb in verbs for key in inspect.signature(verb).parameters} - {"self", *PYTHON_ONLY}
+    return {"data", "model", "trainer", "checkpoint", *arguments}

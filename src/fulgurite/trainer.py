@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,14 @@ from fulgurite.callbacks.overrides import Overrides
 from fulgurite.callbacks.run_record import RunRecord
 from fulgurite.checkpoint import AtomicCheckpointIO, find_checkpoint
 from fulgurite.console import ctrl_c, note, quiet_lightning
+from fulgurite.data.broken import OnError
+from fulgurite.data.shards import make_shards
 from fulgurite.errors import RunStopped
 from fulgurite.loggers import LoggerName
 from fulgurite.recorded import Recorded, run_config
-from fulgurite.trust import trust_flags
-from fulgurite.verbs.predict import prepare_prediction
+from fulgurite.verbs.check_data import check_data
+from fulgurite.verbs.find_workers import find_workers
+from fulgurite.verbs.predict import prepare_prediction, tell_unread
 
 Evaluation = list[Any]
 
@@ -43,6 +45,11 @@ class Trainer(Recorded, pl.Trainer):
 
     callbacks: list[Callback]
     fast_dev_run: bool | int
+
+    # Verbs that look at data alone; they are methods because LightningCLI finds its verbs here.
+    check_data = staticmethod(check_data)
+    find_workers = staticmethod(find_workers)
+    make_shards = staticmethod(make_shards)
 
     def __init__(
         self,
@@ -116,6 +123,9 @@ class Trainer(Recorded, pl.Trainer):
         Raises:
             UserError: if the run cannot start, has nothing left to train, or its last checkpoint could not be saved
         """
+        data: Any = datamodule
+        if test and "test" not in getattr(data, "splits", ("test",)):
+            data.dataset("test")  # says what is missing, before anything is trained
         resume_from = self._resolve(ckpt_path, prefer="last")
         self.record.begin(self)
         try:
@@ -134,14 +144,7 @@ class Trainer(Recorded, pl.Trainer):
                 self.test(model, datamodule=datamodule, ckpt_path="best" if kept else None)
         except KeyboardInterrupt:
             raise (kept.stopped(self) if kept else RunStopped("the training was complete")) from None
-        if self.run_dir:
-            note("run", str(self.run_dir))
-            if kept and self.record.config:
-                predict = ["fulgurite", "predict", "--ckpt_path", str(self.run_dir), "--images", "FOLDER"]
-                output = ["--output", "predictions.csv"]
-                note("next", shlex.join([*predict, *output, *trust_flags(self.record.config)]))
-            if self.logger_names:
-                note("", shlex.join(["tensorboard", "--logdir", str(self.runs_dir)]))
+        self.record.tell_next(self)
 
     def validate(  # type: ignore[override]  # one argument of Lightning's is left out
         self,
@@ -189,6 +192,7 @@ class Trainer(Recorded, pl.Trainer):
         top_k: int = 1,
         batch_size: int = 64,
         num_workers: int | None = None,
+        on_error: OnError = "skip",
         ckpt_path: str | Path | None = None,
     ) -> Path:
         """Classify image files into a table of path, label, probability.
@@ -200,11 +204,12 @@ class Trainer(Recorded, pl.Trainer):
             top_k: how many classes to name for each image, the likeliest first
             batch_size: per device
             num_workers: processes that read images; null chooses from the cores really usable
+            on_error: what to do with an image that cannot be read: list it at the end, or stop
             ckpt_path: a file, a run folder, or best or last for those of the latest run; from Python None keeps the weights
         """
         checkpoint, images, output = self._resolve(ckpt_path), Path(images), Path(output)
         loader, writer = prepare_prediction(
-            self, model, images, output, top_k=top_k, batch_size=batch_size, num_workers=num_workers
+            self, model, images, output, top_k=top_k, batch_size=batch_size, num_workers=num_workers, on_error=on_error
         )
         self.callbacks.append(writer)
         try:
@@ -212,6 +217,7 @@ class Trainer(Recorded, pl.Trainer):
                 super().predict(model, loader, return_predictions=False, ckpt_path=checkpoint, weights_only=True)
         finally:
             self.callbacks.remove(writer)
+        tell_unread(writer, model)
         return output
 
     def describe_config(self) -> str:

@@ -69,9 +69,17 @@ def check_trusted(config: Any, trusted: Sequence[str] = (), *, source: str = "th
             raise UserError(f"{what}, which comes from {home}{_advice(home)}")
 
 
-def trust_flags(config: str | None) -> list[str]:
-    """Return the flags with which the checkpoints of a run with this configuration (YAML text) can be used."""
-    paths = (path for _, path, is_class_path in _code_paths(yaml.safe_load(config or ""), "") if is_class_path)
+def trust_flags(config: str | None, sections: Sequence[str] = ()) -> list[str]:
+    """Return the flags with which the checkpoints of a run with this configuration (YAML text) can be used.
+
+    Args:
+        config: the configuration
+        sections: those that the command needs; empty for all
+    """
+    tree = yaml.safe_load(config or "")
+    if sections and isinstance(tree, dict):
+        tree = {name: tree[name] for name in sections if name in tree}
+    paths = (path for _, path, is_class_path in _code_paths(tree, "") if is_class_path)
     own = {str(path).partition(".")[0] for path in paths if not _within(str(path).rpartition(".")[0], TRUSTED)}
     return [flag for package in sorted(own - {"lightning"}) for flag in ("--trust", package)]
 

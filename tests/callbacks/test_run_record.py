@@ -82,7 +82,7 @@ def test_run_says_what_it_starts_with_and_what_it_came_to(here: Path, capsys: py
         f"network     SmallCNN, {sum(parameter.numel() for parameter in network.parameters()):,} parameters",
     ]
     assert said[2].startswith("trained     best val/acc 0.")
-    assert " at epoch 0 (from 0), 1 epochs, 4 steps, " in said[2]
+    assert " at epoch 0 (counted from 0), 1 epochs, 4 steps, " in said[2]
 
 
 def test_run_whose_batches_were_trained_in_another_process_is_kept(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from fulgurite.console import is_rank_zero, note
 from fulgurite.errors import UserError
 from fulgurite.loggers import run_loggers
 from fulgurite.runs import create_run
+from fulgurite.trust import trust_flags
 
 
 class RunRecord(Callback):
@@ -67,6 +69,17 @@ class RunRecord(Callback):
                 f"trainer.max_epochs is {trainer.max_epochs} and trainer.max_steps {trainer.max_steps}\n"
                 f"for more: --trainer.max_epochs {trainer.current_epoch + 1}"
             )
+
+    def tell_next(self, trainer: Any) -> None:
+        """Say where the run is, and how to go on."""
+        if not trainer.run_dir:
+            return
+        note("run", str(trainer.run_dir))
+        if trainer.checkpoints and self.config:
+            predict = ["fulgurite", "predict", "--ckpt_path", str(trainer.run_dir), "--images", "FOLDER"]
+            note("next", shlex.join([*predict, "--output", "predictions.csv", *trust_flags(self.config, ("model",))]))
+        if trainer.logger_names:
+            note("", shlex.join(["tensorboard", "--logdir", str(trainer.runs_dir)]))
 
     def drop_untrained(self, trainer: Any) -> None:
         """Remove the folder of a run that ended before it had anything to keep."""
@@ -121,9 +134,9 @@ class RunRecord(Callback):
         """Say what the run came to."""
         if self._has_trained:
             kept = trainer.checkpoints
-            best = (
-                f"best {kept.monitor} {kept.best.score:.4f} at epoch {kept.best.epoch} (from 0), " if kept and kept.best else ""
-            )
+            best = ""
+            if kept and kept.best:
+                best = f"best {kept.monitor} {kept.best.score:.4f} at epoch {kept.best.epoch} (counted from 0), "
             seconds = time.monotonic() - self._start
             note("trained", f"{best}{trainer.current_epoch} epochs, {trainer.global_step:,} steps, {seconds:.0f} s")
 

@@ -1,0 +1,69 @@
+"""Run what docs/ tells people to run, and build what it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fulgurite.cli import main
+from tests.conftest import ROOT
+from tests.images import save_splits, save_tree
+
+DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+# Put behind each `fit`, so that it is the same command on less.
+LESS = [
+    *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1"),
+    *("--model.network.width", "4", "--data.size", "32", "--data.num_workers", "0", "--trainer.enable_progress_bar", "false"),
+]
+
+
+@pytest.fixture
+def checkout(here: Path) -> Path:
+    """A folder like a checkout, with the images that the text speaks of."""
+    shutil.copytree(ROOT / "configs", here / "configs")
+    save_splits(here / "flowers", ("daisy", "rose"), count=5)
+    images = save_tree(here / "plants", count=8)
+    rows = [f"plants/{path.relative_to(images).as_posix()},{path.parent.name}" for path in sorted(images.glob("*/*"))]
+    (here / "plants.csv").write_text("\n".join(["path,label", *rows]), encoding="utf-8")
+    return here
+
+
+def test_commands_run(checkout: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", DATA, re.S)
+    commands = [line.strip() for block in blocks for line in block.splitlines() if line.strip().startswith("fulgurite fit")]
+    assert len(commands) == 2
+    for command in commands:
+        assert main([*shlex.split(command.replace("$fold", "3"))[1:], *LESS]) == 0, command
+
+
+def test_python_runs(checkout: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DATA, re.S)
+    names: dict[str, object] = {}
+    exec(compile(code, "docs/data.md", "exec"), names)
+    data: object = names["data"]
+    assert data.spec.class_names == ("cat", "dog")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", DATA, re.S))
+def test_configurations_are_taken(checkout: Path, block: str) -> None:
+    given = yaml.safe_load(block)
+    split = given["data"]["init_args"].get("split", {})
+    if "num_folds" in split:  # the text lists all keys; these two exclude each other
+        del split["val_fraction"]
+    (checkout / "more.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    shutil.rmtree(checkout / "flowers" / "test")
+    shutil.rmtree(checkout / "flowers" / "val")
+    images = ["-c", "configs/experiment/images.yaml", "-c", "more.yaml", "--data.root", "flowers"]
+    assert main(["fit", *images, *LESS]) == 0
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", DATA):
+        assert (ROOT / "docs" / target).exists(), target
+    for name in re.findall(r"`(configs/[\w/.]+)`", DATA):
+        assert (ROOT / name).exists(), name
