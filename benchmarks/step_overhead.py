@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader
 
 from fulgurite import Trainer
 from fulgurite.data import DataSpec, ImageDataModule
-from fulgurite.data.base import ArrayDataset, Split
+from fulgurite.data.base import ArrayDataset
+from fulgurite.data.samples import Split
 from fulgurite.models import SmallCNN
 from fulgurite.models.preprocess import Preprocess
 from fulgurite.tasks import ClassificationTask
