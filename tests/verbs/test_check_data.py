@@ -287,8 +287,10 @@ def test_files_that_a_table_names_and_that_are_not_there(tmp_path: Path) -> None
     rows = [f"{save_image(tmp_path / f'{number}.png', seed=number).name},a" for number in range(8)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows, "gone.png,a"]), encoding="utf-8")
 
-    findings = check(ManifestDataModule(tmp_path / "table.csv", size=16), tmp_path)
+    module = ManifestDataModule(tmp_path / "table.csv", size=16)
+    findings = check(module, tmp_path)
 
+    assert module.on_error == "raise"  # it is left as it was
     (fault,) = findings.faults
     assert fault.topic == "broken"
     assert "gone.png" in str(fault.items)

@@ -69,6 +69,7 @@ class PredictionWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
+        """Keep what the table needs of a batch."""
         index = prediction["index"]
         probability, label = likeliest(prediction["probability"], self.top_k, multi_label=self.multi_label)
         # Copies: a view would keep all K probabilities, or the loader's shared memory, alive to the end.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 from torch import nn
 
@@ -64,6 +65,12 @@ class AugmentedDataModule(ImageDataModule):
         if split not in self._datasets:
             self._datasets[split] = self.make_dataset(split)
         return self._datasets[split]
+
+    def skipping(self) -> Self:
+        """Return a copy that skips images that cannot be read, whatever this module does with them."""
+        made = copy(self)
+        made.on_error, made._datasets = "skip", {}
+        return made
 
     def skipped(self, split: Split) -> Skipped | None:
         """Return what counts the images of a split that cannot be read; None if the first one is to stop the run."""

@@ -53,6 +53,8 @@ def check_data(
     if num_workers is not None and num_workers < 0:
         raise UserError(f"num_workers is {num_workers}; it must be 0 or more, or null to choose by itself")
     _make_folder(output)
+    if isinstance(datamodule, AugmentedDataModule):
+        datamodule = datamodule.skipping()  # a file that a table names and that is not there is a finding, too
     with redirect_stdout(sys.stderr) if json else nullcontext():  # data modules tell what they choose
         splits = _read(datamodule, num_workers, progress=not json)
         findings = _judge(splits, datamodule, near)
@@ -70,8 +72,6 @@ def check_data(
 
 
 def _read(datamodule: ImageDataModule, num_workers: int | None, *, progress: bool) -> list[SplitRecords]:
-    if isinstance(datamodule, AugmentedDataModule):
-        datamodule.on_error = "skip"  # a file that a table names and that is not there is a finding, too
     datamodule.prepare_data()
     datasets: list[Any] = [datamodule.dataset(split) for split in datamodule.splits]
     images = sum(map(len, datasets))
