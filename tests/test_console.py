@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from fulgurite.console import ctrl_c, is_rank_zero, note, quiet_lightning
+from fulgurite.console import ctrl_c, is_rank_zero, note, printable, quiet_lightning
 
 RANKS = ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK")
 
@@ -22,6 +22,14 @@ def test_note_is_a_topic_and_a_text(capsys: pytest.CaptureFixture[str]) -> None:
     note("device", "1 x cpu")
     note("", "more")
     assert capsys.readouterr().out == "device      1 x cpu\n            more\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("Größe: 3 x 4\nnext line", None), ("a\x1b[2Jb", "a\\x1b[2Jb"), ("x\ry\tz", "x\\ry\\tz"), ("a\u202eb", "a\\u202eb")],
+)
+def test_nothing_in_a_text_steers_the_terminal(text: str, shown: str | None) -> None:
+    assert printable(text) == (text if shown is None else shown)
 
 
 @pytest.mark.parametrize("name", RANKS)

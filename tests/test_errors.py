@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fulgurite.errors import MissingExtraError, RunStopped, UserError, did_you_mean, name_list
+from fulgurite.errors import MissingExtraError, RunStopped, UserError, did_you_mean, name_list, shown
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,20 @@ def test_missing_extra_names_the_command_that_installs_it() -> None:
 
 
 def test_what_a_user_stopped_is_no_error() -> None:
-    assert (RunStopped.exit_status, RunStopped.prefix) == (130, "stopped")
+    assert (RunStopped.exit_status, RunStopped.prefix) == (75, "stopped")
     assert (UserError.exit_status, UserError.prefix) == (2, "error")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("weiß", "weiß"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("x\nnext  rm -r", "x\\nnext  rm -r"),
+        ("a" * 300, "a" * 200 + " ..."),
+        (7, "7"),
+    ],
+)
+def test_strangers_text_is_one_line_that_steers_nothing(text: object, seen: str) -> None:
+    assert shown(text) == seen
+    assert name_list([str(text)]) == seen

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from fulgurite.cli import main
 from fulgurite.errors import UserError
 from fulgurite.explain import shorten, user_errors
 from tests.commands import refused
 from tests.conftest import DIGITS
+from tests.training import at_batch
 
 
 def explained(error: BaseException) -> str:
@@ -135,3 +139,67 @@ def test_what_a_loading_worker_raised_is_told_as_the_worker_said_it() -> None:
 def test_mendable_errors_of_the_libraries(error: Exception, message: str) -> None:
     with pytest.raises(UserError, match=message), user_errors():
         raise error
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("pytorch-lightning_version", "x"),
+        ("pytorch-lightning_version", None),
+        ("loops", {"fit_loop": 3}),
+        ("optimizer_states", [{}]),
+    ],
+)
+def test_a_state_that_cannot_be_restored(
+    part: str, value: object, trained_run: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = torch.load(trained_run / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint[part] = value
+    if value is None:
+        del checkpoint[part]
+    torch.save(checkpoint, "changed.ckpt")
+    text = refused(
+        capsys, "fit", "--ckpt_path", "changed.ckpt", "--trainer.max_epochs", "3", "--trainer.enable_progress_bar", "false"
+    )
+    assert re.fullmatch(r"the checkpoint cannot be restored: \w+: .+\n--debug shows where", text)
+    assert not list(here.glob("runs/*/*"))
+
+
+def test_an_error_elsewhere_is_not_laid_on_the_checkpoint() -> None:
+    for error in (AttributeError("ours"), IndexError("ours"), ZeroDivisionError("ours")):
+        with pytest.raises(type(error)), user_errors():
+            raise error
+
+
+# A checkpoint's state
+
+
+@pytest.fixture
+def with_broken_state(here: Path, trained_run: Path) -> Path:
+    """Return a run whose optimizer has moments of another shape."""
+    shutil.copytree(trained_run, "mine")
+    last = Path("mine/checkpoints/last.ckpt")
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["optimizer_states"][0]["state"][0]["exp_avg"] = torch.zeros(3, 5)
+    torch.save(checkpoint, last)
+    return Path("mine")
+
+
+def test_state_that_breaks_in_the_first_step_is_the_checkpoints(
+    with_broken_state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "fit", "--resume", str(with_broken_state), "--trainer.max_epochs", "3")
+    assert said.startswith("cannot go on from mine/checkpoints/last.ckpt: RuntimeError: ")
+    assert said.endswith("\n--debug shows where")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_fault_in_a_step_of_a_resumed_run_keeps_its_traceback(
+    here: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    def fail() -> None:
+        raise OSError("a disk broke")
+
+    at_batch(monkeypatch, batch, fail)
+    with pytest.raises(OSError, match="a disk broke"):
+        main(["fit", "--ckpt_path", str(trained_run), "--trainer.max_epochs", "4"])

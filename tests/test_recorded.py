@@ -139,19 +139,20 @@ def test_run_is_described_as_the_command_line_would_say_it(monkeypatch: pytest.M
         def __init__(self, max_epochs: int, callbacks: Any = None) -> None: ...
 
     monkeypatch.setenv("PL_GLOBAL_SEED", "7")
-    text = run_config(Trainer(3, callbacks=[object()]), Base(1), Base(2))
+    text = run_config(Trainer(3, callbacks=[object()]), Base(1), Base(2), {"ema": Base(4)})
     assert yaml.safe_load(text) == {
         "seed_everything": 7,
         "trainer": {"max_epochs": 3},  # an object for the trainer is left out
         "model": {"class_path": "tests.test_recorded.Base", "init_args": {"first": 1, "second": 2, "third": 3}},
         "data": {"class_path": "tests.test_recorded.Base", "init_args": {"first": 2, "second": 2, "third": 3}},
+        "ema": {"first": 4, "second": 2, "third": 3},
     }
     monkeypatch.delenv("PL_GLOBAL_SEED")
-    without = yaml.safe_load(run_config(Trainer(3), Base(1), None))
+    without = yaml.safe_load(run_config(Trainer(3), Base(1), None, {}))
     assert without["seed_everything"] is False
     assert "data" not in without
     with pytest.raises(TypeError, match=r"^Module does not remember its arguments: derive it from fulgurite.recorded.Recorded$"):
-        run_config(Trainer(3), nn.Module(), None)
+        run_config(Trainer(3), nn.Module(), None, {})
 
 
 def test_a_dataclass_is_its_values() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import fulgurite
 from fulgurite.cli import main
 from fulgurite.errors import UserError
-from fulgurite.trust import TRUSTED, check_trusted, trust_flags
+from fulgurite.trust import TRUSTED, check_trusted, split_settings, trust_flags, without_places
 from tests.commands import refused
 
 # A module that tells when it is imported; evil_folder is a package without __init__.py.
@@ -282,3 +285,162 @@ def test_flags_for_classes_of_ones_own() -> None:
     config = "model: {class_path: fulgurite.tasks.ClassificationTask, init_args: {network: {class_path: mine.net.Net}}}"
     assert trust_flags(config) == ["--trust", "mine"]
     assert trust_flags("model: {class_path: torch.nn.Linear}") == trust_flags("") == trust_flags(None) == []
+
+
+# What a run takes over
+
+
+def test_settings_are_taken_over_and_objects_are_not() -> None:
+    plain: dict[str, Any] = {
+        "max_epochs": 3,
+        "precision": "16-mixed",
+        "devices": [0, 1],
+        "limit_val_batches": 0.5,
+        "deterministic": True,
+        "max_time": {"hours": 1, "minutes": 30},
+        "max_steps": None,
+        "logger": ["csv", "tensorboard"],
+    }
+    assert split_settings(plain) == (plain, [])
+    objects = {
+        "callbacks": [{"class_path": "lightning.pytorch.callbacks.Timer"}],
+        "plugins": "x",
+        "profiler": "simple",
+        "model_registry": "user/model",
+        "strategy": {"class_path": "lightning.pytorch.strategies.DDPStrategy"},
+        "logger": {"class_path": "lightning.pytorch.loggers.WandbLogger"},
+        "devices": [],
+        "accelerator": ["cpu"],
+        "callbacks+": ["x"],
+        "max_time": {"hours": "1"},
+    }
+    kept, dropped = split_settings(objects)
+    assert kept == {}
+    assert dropped == [name for name in objects if name != "devices"]  # what is empty is not missed
+
+
+@pytest.mark.parametrize("name", ["runs_dir", "default_root_dir"])
+def test_where_a_run_writes_is_its_own_affair(name: str) -> None:
+    assert split_settings({name: "/somewhere/else"}) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    "logger", ["wandb", "neptune", ["csv", "mlflow"], 5, 1.5, {"csv": 1}, [["csv"]], ["csv", {"class_path": "x.Y"}]]
+)
+def test_a_logger_that_sends_things_away_is_not_taken_over(logger: Any) -> None:
+    assert split_settings({"logger": logger}) == ({}, ["logger"])
+
+
+@pytest.mark.parametrize("logger", [None, True, False, "csv", "tensorboard", ["csv"]])
+def test_a_logger_that_writes_into_the_run_is_taken_over(logger: Any) -> None:
+    assert split_settings({"logger": logger}) == ({"logger": logger}, [])
+
+
+def test_data_comes_without_places(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"class_path": "a.B", "init_args": {"root": "photos", "cache_dir": "/etc", "cache_dir+": "/etc", "size": 8}}
+    assert without_places(data, source="x.ckpt") == {"class_path": "a.B", "init_args": {"root": "photos", "size": 8}}
+    assert capsys.readouterr().out == ""
+    arguments = {"root": "s3://bucket", "download": True, "storage_options": {"endpoint_url": "http://other"}}
+    assert without_places(data | {"init_args": arguments}, source="x")["init_args"] == {"root": "s3://bucket"}
+    assert "data.download and data.storage_options are not taken over, as it may come from a stranger" in capsys.readouterr().out
+    assert without_places({"class_path": "a.B"}, source="x") == {"class_path": "a.B"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dict_kwargs": {"cache_dir": "/x"}},
+        {"init_args.cache_dir": "/x"},
+        {"init_args": {"inner": {"class_path": "a.B", "init_args": {"cache_dir": "/x"}}}},
+        {"init_args": {"inner": [{"dict_kwargs.cache_dir+": ["/x"]}]}},
+    ],
+)
+def test_places_are_left_out_wherever_they_are(data: dict[str, Any]) -> None:
+    assert "cache_dir" not in str(without_places(data, source="x"))
+
+
+def test_places_in_a_text_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^x: data.inner has cache_dir in the text "):
+        without_places({"init_args": {"inner": "{class_path: a.B, init_args: {cache_dir: /x}}"}}, source="x")
+
+
+@pytest.mark.parametrize("name", ["runs_dir", "num_nodes", "logger.class_path", "callbacks+", "logger.init_args.save_dir"])
+def test_settings_that_lead_elsewhere_are_not_taken_over(name: str) -> None:
+    assert split_settings({name: "x", "max_epochs": 3})[0] == {"max_epochs": 3}
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "pipe"])
+def test_data_that_never_ends_is_refused(name: str, here: Path) -> None:
+    os.mkfifo("pipe")
+    with pytest.raises(UserError) as caught:
+        without_places({"init_args": {"root": name}}, source="x.ckpt")
+    assert str(caught.value) == f"x.ckpt: data.root is {name}, which is neither a file nor a folder"
+    for text in ("x" * 100_000, "\x00", "~no_such_user/x", "no such file"):
+        without_places({"init_args": {"root": text}}, source="x.ckpt")
+
+
+# Texts that are more than they seem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [x, x]\nb: [*a, *a]", "anchors and aliases are refused"),
+        ("[" * 5000, "it is nested deeper than 50 levels"),
+        ('{x: "{y: evil.Net}"}', "'evil.Net', which is not in a trusted package"),
+    ],
+)
+def test_text_in_a_configuration_is_looked_through(text: str, message: str, evil: None) -> None:
+    with pytest.raises(UserError) as caught:
+        check_trusted({"a": text})
+    assert message in str(caught.value)
+    assert "evil" not in sys.modules
+
+
+def test_what_a_stranger_wrote_neither_fills_nor_steers_the_terminal() -> None:
+    with pytest.raises(UserError) as caught:
+        check_trusted({"\x1b[2J": {"class_path": ["x" * 10_000]}})
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+class UntrustedNetwork(nn.Module):
+    """Stand for a class that some library in this process has, and that tells when it is made."""
+
+    made = 0
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        UntrustedNetwork.made += 1
+
+
+def test_a_bare_name_is_not_a_way_round(crafted: Callable[[Change], str]) -> None:
+    path = crafted(network("UntrustedNetwork"))
+    with pytest.raises(UserError, match=r"names '\S+\.UntrustedNetwork', which is not in a trusted package"):
+        fulgurite.load(path)
+    assert UntrustedNetwork.made == 0
+
+
+def test_a_bare_name_is_not_a_way_round_on_the_command_line(
+    crafted: Callable[[Change], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "which is not in a trusted package" in refused(capsys, "test", "--ckpt_path", crafted(network("UntrustedNetwork")))
+    assert UntrustedNetwork.made == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1/a.ckpt", "https://localhost:1/a.ckpt", "s3://bucket/a.ckpt", "ftp://localhost/a"]
+)
+def test_an_address_is_not_fetched(
+    url: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*args: Any) -> None:
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    for verb in ("fit", "test", "predict"):
+        assert refused(capsys, verb, "--ckpt_path", url) == (
+            f"{url} is an address, which is not fetched: give a file or folder on this machine"
+        )
+    with pytest.raises(UserError, match="is an address, which is not fetched"):
+        fulgurite.load(url)

@@ -7,16 +7,22 @@ class it was meant for, and an error must be able to name the file it came from.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from os import PathLike
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 
 from fulgurite.errors import UserError, did_you_mean, name_list
+from fulgurite.plain_yaml import PlainLoader
 
 Tree = dict[str, Any]
 _CLASS_KEYS = {"class_path", "init_args", "dict_kwargs"}
@@ -68,7 +74,7 @@ def _flag_value(text: str) -> Any:
     # Only what cannot be told from text later: each key's type decides whether 3 or true stays text.
     if text in ("null", "~") or text[:1] in ("[", "{"):
         with suppress(yaml.YAMLError):
-            return yaml.load(text, _PlainLoader)  # it is a SafeLoader
+            return yaml.load(text, PlainLoader)  # it is a SafeLoader
     return text
 
 
@@ -163,36 +169,28 @@ def differences(old: Tree, new: Tree) -> list[tuple[str, Any, Any]]:
     return [(path, before.get(path), value) for path, value in leaves(new) if before.get(path) != value]
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without tags or dates; a key given twice is an error, where PyYAML keeps the last in silence."""
+def plain(value: Any) -> Any:
+    """Return what YAML would say for a parsed value.
 
-    # `experiment: 2024-05-17` is a name
-    yaml_implicit_resolvers = {  # noqa: RUF012  # as PyYAML has it
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping.
-
-        Raises:
-            yaml.constructor.ConstructorError: if a key is there twice, or is no plain value
-        """
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key_node.start_mark)
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"'{key_node.value}' is given twice", key_node.start_mark)
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-def _refuse_tag(loader: _PlainLoader, node: yaml.Node) -> Any:
-    raise yaml.constructor.ConstructorError(None, None, f"tags such as {node.tag} are refused", node.start_mark)
-
-
-_PlainLoader.add_constructor(None, _refuse_tag)
+    jsonargparse's own dump stops at some defaults and writes others as text that it cannot read back.
+    """
+    if isinstance(value, Namespace | dict):
+        kept = {}
+        for key, item in dict(vars(value) if isinstance(value, Namespace) else value).items():
+            with suppress(TypeError):  # a default without a word for it, such as a torch.device, stays the default
+                kept[key] = plain(item)
+        return kept
+    if isinstance(value, list | tuple | set):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, PathLike | timedelta):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise TypeError(f"{type(value).__name__} cannot be written as YAML")
 
 
 def read_file(path: str) -> Tree:
@@ -203,7 +201,7 @@ def read_file(path: str) -> Tree:
     """
     file = Path(path).expanduser()
     try:
-        tree = copy.copy(yaml.load(file.read_text(encoding="utf-8"), _PlainLoader))  # it is a SafeLoader
+        tree = copy.copy(yaml.load(file.read_text(encoding="utf-8"), PlainLoader))  # it is a SafeLoader
         list(leaves(tree))
     except FileNotFoundError:
         siblings = [other.name for other in file.parent.iterdir()] if file.parent.is_dir() else []

@@ -9,6 +9,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fulgurite.errors import shown
+
+_WIDEST = 2000  # characters of a line
+
 _EXPECTED_WARNINGS = (
     # The data modules choose the number of workers and say why.
     "The '.*_dataloader' does not have many workers",
@@ -18,6 +22,8 @@ _EXPECTED_WARNINGS = (
     "It is recommended to use `self.log\\(.*, sync_dist=True\\)`",
     # The strides of a kernel over one channel can be read in two ways, so DDP copies its gradient: a few numbers.
     "Grad strides do not match bucket view strides",
+    # What differs from the checkpoint's run is printed, setting by setting.
+    "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",
     # Lightning 2.6.6 with torch 2.13 and newer; its own code, in lightning/pytorch/utilities/_pytree.py.
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
 )
@@ -31,7 +37,12 @@ def is_rank_zero() -> bool:
 def note(topic: str, text: str) -> None:
     """Print ``topic  text``, on rank zero only."""
     if is_rank_zero():
-        print(f"{topic:<12}{text}", flush=True)
+        print(f"{topic:<12}{shown(text, _WIDEST)}", flush=True)
+
+
+def printable(text: str) -> str:
+    """Return the lines of a text with nothing in them that steers the terminal: it may have come from a stranger's file."""
+    return "\n".join(shown(line, _WIDEST) for line in text.split("\n"))
 
 
 @contextmanager

@@ -14,9 +14,13 @@ class UserError(ValueError):
 
 
 class RunStopped(UserError):
-    """A signal stopped the run, which can go on from its last checkpoint; the exit status is 128 + the signal's number."""
+    """A signal stopped the run.
 
-    exit_status = 130
+    The exit status is 75, "try again later", where it can go on from a checkpoint: a job script knows by it to put the job
+    back into the queue. Otherwise it is 128 + the signal's number.
+    """
+
+    exit_status = 75  # os.EX_TEMPFAIL
     prefix = "stopped"
 
 
@@ -45,4 +49,11 @@ def name_list(names: Iterable[str], limit: int = 8) -> str:
     """Join at most ``limit`` names with commas and say how many more there are."""
     names = list(names)
     more = f", ... ({len(names) - limit} more)" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(map(shown, names[:limit])) + more
+
+
+def shown(text: object, widest: int = 200) -> str:
+    """Return a text that may be a stranger's as one line of bounded length, in which nothing steers the terminal."""
+    line = str(text)[: widest + 1]
+    line = line if line.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    return line if len(line) <= widest else f"{line[:widest]} ..."

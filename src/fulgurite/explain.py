@@ -6,11 +6,12 @@ import errno
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from fulgurite.errors import UserError
+from fulgurite.errors import UserError, shown
 
 _MOST_LINES = 7  # and one of our own
 _WIDEST = 200
@@ -40,18 +41,58 @@ def user_errors() -> Iterator[None]:
             raise
         raise UserError(f"cannot use {error.filename or 'the disk'}: {error.strerror}") from error
     except (RuntimeError, KeyError) as error:
-        text = _mendable(str(error))
+        text = _mendable(str(error)) or _while_restoring(error)
         if text is None:
             raise
         raise UserError(text) from error
-    except (ValueError, TypeError) as error:
+    except (AttributeError, IndexError, ArithmeticError, ValueError, TypeError) as error:
         inner = _user_error_within(error)
         if inner is not None:
             raise inner from inner.__cause__
-        library = _refusing_library(error)
+        if text := _while_restoring(error):
+            raise UserError(text) from error
+        library = _refusing_library(error) if isinstance(error, ValueError | TypeError) else None
         if library is None:
             raise
         raise UserError(f"{shorten(str(error))}\nrefused by {library}; --debug shows where") from error
+
+
+@contextmanager
+def restore_errors(trainer: Any) -> Iterator[None]:
+    """Raise UserError for what breaks on the state in a checkpoint; what breaks in the steps of a run keeps its traceback."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if trainer.resume_from is None or trainer.record.has_trained or not _is_of_restored_state(error):
+            raise
+        what = f"{type(error).__name__}: {str(error)[:_WIDEST]}"
+        raise UserError(f"cannot go on from {trainer.resume_from}: {what}\n--debug shows where") from error
+
+
+@contextmanager
+def build_errors(source: str | None) -> Iterator[None]:
+    """Raise UserError for whatever keeps from being built what a checkpoint names, if there is one."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if source is None:
+            raise
+        text = next((line for line in reversed(str(error).splitlines()) if line.strip()), "")
+        raise UserError(
+            f"what {source} names cannot be built: {type(error).__name__}: {shown(text.strip())}\n--debug shows where"
+        ) from error
+
+
+def _is_of_restored_state(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    in_a_step = any(frame.name == "advance" and frame.filename.endswith("training_epoch_loop.py") for frame in frames)
+    # The state of an optimizer or a schedule is looked at in the first step.
+    last = frames[-1].filename.replace("\\", "/")
+    return not in_a_step or "/torch/optim/" in last or last.endswith("/tasks/schedules.py")
 
 
 def _mendable(text: str) -> str | None:
@@ -76,6 +117,13 @@ def _user_error_within(error: BaseException | None) -> UserError | None:
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def _while_restoring(error: Exception) -> str | None:
+    """Word an error that a part of a checkpoint caused which is not what whoever takes it over expects."""
+    if not any("checkpoint_connector" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return None
+    return f"the checkpoint cannot be restored: {type(error).__name__}: {shorten(str(error), 1)}\n--debug shows where"
 
 
 def _refusing_library(error: Exception) -> str | None:

@@ -14,9 +14,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from fulgurite.console import note
+from fulgurite.plain_yaml import write_yaml
 
 
 class Recorded:
@@ -110,8 +109,14 @@ def _plain_class(cls: type, given: dict[str, Any]) -> dict[str, Any]:
     return {"class_path": _path(cls), "init_args": init_args | {name: _plain(value) for name, value in given.items()}}
 
 
-def run_config(trainer: Recorded, task: Any, data: Any) -> str:
+def run_config(trainer: Recorded, task: Any, data: Any, callbacks: Mapping[str, Any]) -> str:
     """Return the YAML text that the command line would need to do what these objects do.
+
+    Args:
+        trainer: as made
+        task: the same
+        data: the same, or None
+        callbacks: those with a section of their own, by its name
 
     Raises:
         TypeError: if the task or the data cannot be named
@@ -123,10 +128,12 @@ def run_config(trainer: Recorded, task: Any, data: Any) -> str:
     for name, value in trainer.init_args.items():
         with suppress(TypeError):  # an object for the Trainer, such as a callback, does not change what the network is
             sections["trainer"][name] = _plain(value)
+    for name, callback in callbacks.items():
+        sections[name] = {key: _plain(value) for key, value in callback.init_args.items()}
     sections["model"]["init_args"].pop("spec", None)  # comes from the data, as in every configuration
     if isinstance(data, Recorded):
         try:
             sections["data"] = class_config(data)
         except TypeError as error:  # the network can be loaded all the same
             note("config", f"data is not recorded, so a checkpoint cannot bring it along: {error}")
-    return yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    return write_yaml(sections)

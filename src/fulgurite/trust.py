@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import isroutine
+from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fulgurite.errors import UserError
+from fulgurite.console import note
+from fulgurite.errors import UserError, shown
+from fulgurite.plain_yaml import read_yaml, structure_in
 
 # Not `torch.` as a whole: torch.hub and torch.utils.cpp_extension download and build code.
 TRUSTED = (
@@ -23,6 +24,13 @@ TRUSTED = (
     "torchvision.models",
     "torchvision.transforms",
 )
+# What of a checkpoint's trainer section decides where this run writes, or could make it send things away.
+_PLACES = ("runs_dir", "default_root_dir", "num_nodes")
+_OBJECTS = ("callbacks", "plugins", "profiler", "model_registry")
+_LOGGERS = ("csv", "tensorboard")
+# The same of its data section: what is written where, and which server is asked with this user's keys.
+_LEVELS = ("init_args", "dict_kwargs")
+_DATA_PLACES = ("cache_dir", "download", "storage_options")
 _DATA_ENDINGS = ("csv", "json", "jsonl", "npy", "npz", "parquet", "tsv", "txt", "yaml", "yml")
 
 
@@ -49,7 +57,7 @@ def check_trusted(config: Any, trusted: Sequence[str] = (), *, source: str = "th
             raise UserError(f"--trust takes the name of a package, such as my_project, not '{package}'")
     allowed = (*TRUSTED, *trusted)
     for key, path, is_class_path in _code_paths(config, ""):
-        what = f"{source}: {key} names {path!r}"
+        what = f"{source}: {shown(key)} names {shown(repr(path))}"
         if not isinstance(path, str) or not _is_dotted(path):
             raise UserError(f"{what}, which is not the dotted name of a class")
         module, _, name = path.rpartition(".")
@@ -76,12 +84,76 @@ def trust_flags(config: str | None, sections: Sequence[str] = ()) -> list[str]:
         config: the configuration
         sections: those that the command needs; empty for all
     """
-    tree = yaml.safe_load(config or "")
+    tree = read_yaml(config or "")
     if sections and isinstance(tree, dict):
         tree = {name: tree[name] for name in sections if name in tree}
     paths = (path for _, path, is_class_path in _code_paths(tree, "") if is_class_path)
     own = {str(path).partition(".")[0] for path in paths if not _within(str(path).rpartition(".")[0], TRUSTED)}
     return [flag for package in sorted(own - {"lightning"}) for flag in ("--trust", package)]
+
+
+def split_settings(section: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Part a checkpoint's settings: those that a run may take over, and the names of the objects that it may not."""
+    kept = {name: value for name, value in section.items() if name not in (*_PLACES, *_OBJECTS) and _is_setting(name, value)}
+    return kept, [name for name, value in section.items() if value and name not in kept and name not in _PLACES]
+
+
+def without_places(data: dict[str, Any], *, source: str) -> dict[str, Any]:
+    """Return a checkpoint's data section without what decides where this run writes, and what it asks whom.
+
+    Args:
+        data: the section
+        source: names the checkpoint in an error
+
+    Raises:
+        UserError: if something that never ends, such as a device, is to be read
+    """
+    asked: list[str] = []
+    kept = _without(data, _DATA_PLACES, asked, f"{source}: data")
+    if told := sorted({name for name in asked if name != "cache_dir"}):
+        note("checkpoint", f"data.{' and data.'.join(told)} are not taken over, as it may come from a stranger")
+    return dict(kept)
+
+
+def _without(value: Any, names: Sequence[str], dropped: list[str], place: str) -> Any:
+    """Return a value without these names at any depth, also as ``init_args.name`` or ``name+``."""
+    if isinstance(value, list):
+        return [_without(item, names, dropped, place) for item in value]
+    if isinstance(value, dict):
+        kept = {}
+        for key, item in value.items():
+            name = str(key).rpartition(".")[2].rstrip("+")
+            if name not in names:
+                kept[key] = _without(item, names, dropped, place if name in _LEVELS else f"{place}.{shown(name)}")
+            elif item:
+                dropped.append(name)
+        return kept
+    if isinstance(value, str):
+        if _is_endless(value):
+            raise UserError(f"{place} is {shown(value)}, which is neither a file nor a folder")
+        found: list[str] = []
+        if (structure := structure_in(value)) is not None:
+            _without(structure, names, found, place)
+        if found:
+            raise UserError(f"{place} has {found[0]} in the text {shown(value)!r}")
+    return value
+
+
+def _is_endless(path: str) -> bool:
+    try:
+        place = Path(path).expanduser()
+        return place.exists() and not place.is_file() and not place.is_dir()
+    except (OSError, ValueError, RuntimeError):  # no path at all
+        return False
+
+
+def _is_setting(name: Any, value: Any) -> bool:
+    if name == "logger":
+        names = value if isinstance(value, list) else [value]
+        return value is None or isinstance(value, bool) or all(one in _LOGGERS for one in names)
+    parts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    of_numbers = bool(parts) and all(isinstance(part, int | float) for part in parts)
+    return str(name).isidentifier() and (of_numbers or isinstance(value, bool | int | float | str | None))
 
 
 def _advice(module: str) -> str:
@@ -108,16 +180,7 @@ def _code_paths(value: Any, key: str) -> Iterator[tuple[str, Any, bool]]:
         if _names_code(value):
             yield key, value, False
         else:
-            yield from _code_paths(_structure(value), key)
-
-
-def _structure(text: str) -> Any:
-    # jsonargparse reads text as YAML where a type asks for more than text.
-    try:
-        read = yaml.load(text, yaml.BaseLoader)  # makes nothing but text, lists and mappings
-    except yaml.YAMLError:
-        return None
-    return read if isinstance(read, dict | list) else None
+            yield from _code_paths(structure_in(value), key)  # jsonargparse reads text as YAML where a type asks for more
 
 
 def _names_code(text: str) -> bool:

@@ -133,3 +133,9 @@ def test_value_that_is_the_name_of_a_file_is_not_opened(here: Path, trained_run:
     with pytest.raises(UserError):
         load(here / "evil.ckpt")
     assert "probe_of_load" not in sys.modules
+
+
+def test_lightnings_own_way_is_refused(trained_run: Path) -> None:
+    text = r"^ClassificationTask\.load_from_checkpoint runs code that a checkpoint names: use fulgurite\.load\(path\)$"
+    with pytest.raises(UserError, match=text):
+        ClassificationTask.load_from_checkpoint(trained_run / "checkpoints" / "best.ckpt")

@@ -16,6 +16,7 @@ _SEQUENCES: tuple[tuple[str, type], ...] = (
     ("class_counts", int),
     ("background", int),
 )
+_WIDEST = 200  # characters of a refusal: what is refused may be a stranger's
 _LONGEST_SIDE = 16_384  # pixels; more would be a mistake, and too much for any memory
 MAX_PIXELS = 178_956_970  # 512 MiB as RGB; PIL, too, refuses from there on
 
@@ -115,15 +116,16 @@ class DataSpec:
         for name in values:
             if name not in allowed:
                 raise UserError(
-                    f"unknown key '{name}' in a data spec{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
+                    f"unknown key '{name}' in a data spec{did_you_mean(str(name), allowed)}; allowed: {', '.join(allowed)}"
                 )
         missing = [field.name for field in fields(cls) if field.name not in values and field.default is MISSING]
         if missing:
             raise UserError(f"a data spec lacks {name_list(missing)}")
         try:
             return cls(**values)
-        except TypeError as error:  # a number where a list belongs
-            raise UserError(f"a data spec holds values of the wrong kind: {error}") from error
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:  # a number where a list belongs; what is refused
+            text = str(error) if isinstance(error, UserError) else f"a data spec holds values of the wrong kind: {error}"
+            raise UserError(text[:_WIDEST]) from error
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:

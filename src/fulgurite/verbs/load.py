@@ -10,10 +10,11 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
-from fulgurite.checkpoint import describe, find_checkpoint, read_checkpoint
+from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
-from fulgurite.explain import user_errors
+from fulgurite.explain import build_errors, user_errors
+from fulgurite.runs import find_checkpoint
 from fulgurite.trust import NoFiles, check_trusted
 
 
@@ -49,7 +50,9 @@ def load(
     model = model | {"init_args": model.get("init_args", {}) | {"spec": spec}}
     parser = _Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", fail_untyped=False)
-    with user_errors():
-        task = parser.instantiate(parser.parse_object({"model": model})).model
+    with build_errors(str(file)), user_errors():
+        config = parser.parse_object({"model": model})
+        check_trusted(config.as_dict(), trust, source=str(file))  # a bare name has become the path of any class by that name
+        task = parser.instantiate(config).model
         task.load_state_dict(checkpoint["state_dict"])
     return task.eval().to(device)
