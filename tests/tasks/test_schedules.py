@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD
 
+from fulgurite.cli import main
 from fulgurite.errors import UserError
-from fulgurite.tasks.schedules import WarmupCosine
+from fulgurite.tasks.metrics import Direction
+from fulgurite.tasks.schedules import Plateau, WarmupCosine
+from tests.callbacks.test_exact_resume import RUN, end, kill_at
+from tests.commands import refused
+from tests.conftest import SMALL
+from tests.training import fit
+
+# Lowers the rate of 0.01 after each look but the first, as no score is eleven times as good as the first.
+PLATEAU = ["--model.scheduler", "fulgurite.tasks.schedules.Plateau", "--model.scheduler.patience", "0"]
+NEVER_BETTER = [*PLATEAU, "--model.scheduler.threshold", "10"]
 
 
 def rates(total_steps: int, **options: Any) -> list[float]:
@@ -53,3 +65,107 @@ def test_rate_stays_at_the_end_after_the_last_step() -> None:
 def test_share_outside_its_range_is_refused(name: str, share: float) -> None:
     with pytest.raises(UserError, match=rf"^{name} is {share}; it is a share, from 0 to 1$"):
         rates(4, **{name: share})
+
+
+def follow(values: list[float], direction: Direction = "max", **options: Any) -> list[float]:
+    """Return the rate after each value of the metric."""
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = Plateau(optimizer, 1, **options)
+    trainer = SimpleNamespace(enable_validation=True, check_val_every_n_epoch=3, _val_check_time_interval=None)
+    config = schedule.lightning_config(trainer, "val/x", direction)
+    assert config == {"scheduler": schedule, "interval": "epoch", "frequency": 3, "monitor": "val/x", "strict": False}
+    found = []
+    for value in values:
+        optimizer.step()
+        schedule.step(value)
+        found.append(float(optimizer.param_groups[0]["lr"]))
+    return found
+
+
+@pytest.mark.parametrize(("direction", "values"), [("max", [1.0, 2.0, 1.5, 3.0]), ("min", [3.0, 2.0, 2.5, 1.0])])
+def test_plateau_follows_the_metric_in_its_direction(direction: Direction, values: list[float]) -> None:
+    assert follow(values, direction, patience=0) == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"patience": 1}, [1.0, 1.0, 0.1, 0.1, 0.01]),
+        ({"patience": 0, "factor": 0.5}, [1.0, 0.5, 0.25, 0.125, 0.0625]),
+        ({"patience": 0, "cooldown": 2}, [1.0, 0.1, 0.1, 0.1, 0.01]),
+        ({"patience": 0, "min_lr": 0.05}, [1.0, 0.1, 0.05, 0.05, 0.05]),
+        ({"patience": 0, "threshold": 0.0005}, [1.0] * 5),
+        ({}, [1.0] * 5),
+    ],
+)
+def test_plateau_waits_and_lowers(options: dict[str, Any], expected: list[float]) -> None:
+    a_little_better = [1.0, 1.001, 1.002, 1.003, 1.004]
+    assert follow(a_little_better, **{"threshold": 0.01, **options}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"factor": 1.0}, "factor is 1.0; the rate is multiplied by it: above 0 and below 1"),
+        ({"factor": 0.0}, "factor is 0.0; the rate is multiplied by it: above 0 and below 1"),
+        ({"patience": -1}, "patience is -1; it must be at least 0"),
+        ({"threshold": -0.1}, "threshold is -0.1; it must be at least 0"),
+        ({"cooldown": -1}, "cooldown is -1; it must be at least 0"),
+        ({"min_lr": float("nan")}, "min_lr is nan; it must be at least 0"),
+    ],
+)
+def test_senseless_plateau_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        follow([], **options)
+    assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [([], 3), (["--trainer.check_val_every_n_epoch", "2"], 1), (["--trainer.val_check_interval", "0.25"], 3)],
+    ids=["each_epoch", "every_second_epoch", "four_times_an_epoch"],
+)
+def test_plateau_looks_once_in_each_epoch_with_a_validation(here: Path, options: list[str], looks: int) -> None:
+    assert fit(*NEVER_BETTER, *options, epochs=3) == 0
+    checkpoint = torch.load("runs/digits/v001/checkpoints/last.ckpt", weights_only=True)
+    (schedule,), (optimizer,) = checkpoint["lr_schedulers"], checkpoint["optimizer_states"]
+    assert schedule["last_epoch"] == looks
+    assert schedule["mode"] == "max"  # the direction of val/acc
+    assert optimizer["param_groups"][0]["lr"] == pytest.approx(0.01 * 0.1 ** (looks - 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--trainer.check_val_every_n_epoch", "2"], ["--trainer.val_check_interval", "0.5"]],
+    ids=["each_epoch", "every_second_epoch", "twice_an_epoch"],
+)
+def test_killed_run_with_a_plateau_ends_in_the_same_bits(here: Path, options: list[str]) -> None:
+    args = [*RUN, *NEVER_BETTER, *options, "--trainer.max_epochs", "4"]
+    assert main(["fit", *args, "--trainer.experiment", "whole"]) == 0
+    kill_at(7, args)  # in the second epoch
+    assert main(["fit", "--resume", "runs/digits/v001"]) == 0
+    assert end(here / "runs/digits/v001") == end(here / "runs/whole/v001")
+
+
+def test_plateau_without_validation_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "fit", *SMALL, *PLATEAU, "--trainer.limit_val_batches", "0") == (
+        "a plateau schedule follows val/acc, and this run has no validation: "
+        "give it a validation split and trainer.limit_val_batches above 0, or another scheduler"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--trainer.val_check_interval", "6", "--trainer.check_val_every_n_epoch", "null"],
+        ["--trainer.val_check_interval", "00:00:01:00"],
+    ],
+    ids=["batches", "time"],
+)
+def test_plateau_needs_validation_at_the_pace_of_epochs(
+    here: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert refused(capsys, "fit", *SMALL, *PLATEAU, *options) == (
+        "a plateau schedule looks at epochs, and this run validates without regard to them: "
+        "set trainer.check_val_every_n_epoch, and trainer.val_check_interval to batches or a share of the epoch"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,6 +24,7 @@ from fulgurite.tasks.loss import ClassificationLoss
 from fulgurite.tasks.metrics import Direction, EpochMetrics, Stage
 from fulgurite.tasks.mixing import make_mixing
 from fulgurite.tasks.prediction import MultiLabelPrediction, Prediction, check_top_k, likeliest
+from fulgurite.tasks.schedules import Plateau
 
 
 class ClassificationTask(Recorded, LightningModule):
@@ -82,6 +83,15 @@ class ClassificationTask(Recorded, LightningModule):
         self.train_metrics = EpochMetrics("train", spec, top_k=top_k)
         self.val_metrics = EpochMetrics("val", spec, top_k=top_k)
         self.test_metrics = EpochMetrics("test", spec, top_k=top_k)
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **options: Any) -> Any:
+        """Refuse Lightning's way, which calls whatever the hyper-parameters in a stranger's file name.
+
+        Raises:
+            UserError: always
+        """
+        raise UserError(f"{cls.__name__}.load_from_checkpoint runs code that a checkpoint names: use fulgurite.load(path)")
 
     @property
     def directions(self) -> dict[str, Direction]:
@@ -171,9 +181,14 @@ class ClassificationTask(Recorded, LightningModule):
         if self.scheduler is None:
             return optimizer
         total = self.trainer.estimated_stepping_batches
-        if total == float("inf"):
+        endless = total in (float("inf"), -1)  # Lightning's -1: a stream of unknown length
+        schedule = self.scheduler(optimizer, 1 if endless else int(total))
+        if isinstance(schedule, Plateau):
+            config = schedule.lightning_config(self.trainer, self.monitor, self.directions[self.monitor])
+            return cast(OptimizerLRScheduler, {"optimizer": optimizer, "lr_scheduler": config})
+        if endless:
             raise UserError("a schedule needs an end: set trainer.max_epochs or trainer.max_steps, or take the scheduler out")
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler(optimizer, int(total)), "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) uint8 to class probabilities (B, K) float32; they add up to 1 only for one label per image."""

@@ -7,11 +7,13 @@ numbers. PyTorch's ``CosineAnnealingLR`` and ``PolynomialLR`` already have this 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from fulgurite.errors import UserError
+from fulgurite.tasks.metrics import Direction
 
 
 class WarmupCosine(LambdaLR):
@@ -42,3 +44,67 @@ class WarmupCosine(LambdaLR):
             return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
         super().__init__(optimizer, factor)
+
+
+class Plateau(ReduceLROnPlateau):
+    """Lower the rate when the task's monitored metric has stopped getting better.
+
+    It looks once in each epoch that has a validation, at the last one's value, after that epoch.
+
+    Args:
+        optimizer: whose rate is scheduled
+        total_steps: of the optimizer in the whole run; not used, so the run needs no end
+        factor: what the rate is multiplied by
+        patience: looks without a better value that are waited for; the next one lowers the rate
+        threshold: share of the best value by which another must be better to count
+        cooldown: looks after a lowering that do not count
+        min_lr: where the rate stays
+
+    Raises:
+        UserError: if a number makes no sense
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_steps: int,
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not 0 < factor < 1:
+            raise UserError(f"factor is {factor}; the rate is multiplied by it: above 0 and below 1")
+        for name, value in (("patience", patience), ("threshold", threshold), ("cooldown", cooldown), ("min_lr", min_lr)):
+            if not value >= 0:
+                raise UserError(f"{name} is {value}; it must be at least 0")
+        super().__init__(optimizer, factor=factor, patience=patience, threshold=threshold, cooldown=cooldown, min_lr=min_lr)
+
+    def lightning_config(self, trainer: Any, monitor: str, direction: Direction) -> dict[str, Any]:
+        """Begin to follow a metric, and return how Lightning is to step this schedule.
+
+        Args:
+            trainer: of the run
+            monitor: a metric that validation logs
+            direction: in which it gets better
+
+        Raises:
+            UserError: if the trainer does not validate, or not at the pace of epochs
+        """
+        if not trainer.enable_validation:
+            raise UserError(
+                f"a plateau schedule follows {monitor}, and this run has no validation: "
+                "give it a validation split and trainer.limit_val_batches above 0, or another scheduler"
+            )
+        every = trainer.check_val_every_n_epoch
+        if every is None or trainer._val_check_time_interval is not None:
+            raise UserError(
+                "a plateau schedule looks at epochs, and this run validates without regard to them: "
+                "set trainer.check_val_every_n_epoch, and trainer.val_check_interval to batches or a share of the epoch"
+            )
+        self.load_state_dict({"mode": direction, "best": -math.inf if direction == "max" else math.inf})
+        # Lightning would step at each epoch, with the value of an earlier one where there was no validation. Not strict:
+        # in an epoch that is resumed after its last validation the value may be unknown, which is a warning and no crash.
+        return {"scheduler": self, "interval": "epoch", "frequency": every, "monitor": monitor, "strict": False}
