@@ -6,7 +6,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -103,9 +103,15 @@ class ImageDataModule(Recorded, LightningDataModule, ABC):
         """Return a split as a map-style data set of (image (C, H, W) uint8, label)."""
 
     def fingerprint(self) -> str:
-        """Return a short hash of what the data is, for a checkpoint's provenance: the spec and the splits' sizes."""
-        sizes = {split: len(cast(Any, self.dataset(split))) for split in self.splits}
-        return hashlib.sha256(repr((self.spec, sizes)).encode()).hexdigest()[:16]
+        """Return a short hash of what the data is: the spec, the splits' sizes, and what is in memory of labels and images."""
+        digest = hashlib.sha256(repr(self.spec).encode())
+        for split in self.splits:
+            dataset: Any = self.dataset(split)
+            digest.update(str(len(dataset)).encode())
+            for part in ("labels", "images"):
+                if isinstance(tensor := getattr(dataset, part, None), Tensor):
+                    digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the loader over the training split: shuffled, a short last batch dropped."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from fulgurite.data.broken import Incomplete, Skipped
 from fulgurite.data.seeding import mix_seed, own_generators, seed_generators, seed_one
 from fulgurite.data.shard_order import ShardLayout
+from fulgurite.data.worker_signals import outlive_signals
 from fulgurite.errors import UserError
 
 # One stream of seeds per use: shuffling must not share its draws with augmentation.
@@ -168,6 +169,7 @@ class ResumableLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, *, batch_size: int, sampler: EpochSampler, **options: Any) -> None:
         options.setdefault("collate_fn", getattr(dataset, "collate", _collate))
+        options.setdefault("worker_init_fn", outlive_signals)
         super().__init__(SeededDataset(dataset, sampler.seed), batch_size=batch_size, sampler=sampler, **options)
         sampler.item = getattr(dataset, "item", _no_item)
         self.order = sampler
@@ -231,6 +233,10 @@ class ResumableLoader(DataLoader[Any]):
         if self.batches_done is not None:
             batches = min(batches, self.batches_done())
         return {"epoch": epoch, "batches": batches} | self._order_of()
+
+    def begin_anew(self) -> None:
+        """Forget the position that was loaded."""
+        self._resume_from = {}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Start the next iteration where ``state`` was taken.

@@ -59,7 +59,9 @@ class Paths(Sequence[Path]):
         return [joined[start:end] for start, end in pairwise(starts)]
 
     def digest(self) -> bytes:
-        """Return a hash of all paths."""
-        hashed = hashlib.sha256(self._bytes.numpy().tobytes())
-        hashed.update(self._starts.numpy().tobytes())
-        return hashed.digest()
+        """Return a hash of all paths as they lie under the folder they share; where that is does not count."""
+        names = self.encoded()
+        ends = [os.fsdecode(name) for name in (min(names), max(names))] if names else []  # all others lie between these two
+        folders = [str(Path(name).parent) for name in ends]
+        start = len(os.fsencode(os.path.commonpath(folders))) if ends and Path(ends[0]).name != ends[0] else 0
+        return hashlib.sha256(b"\0".join(name[start:] for name in names)).digest()
