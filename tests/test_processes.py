@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import multiprocessing as mp
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
-from fulgurite.processes import of_each_process
+from fulgurite.processes import Poll, of_each_process
 
 
 def test_one_process_is_alone() -> None:
@@ -17,3 +19,29 @@ def test_a_group_of_one(tmp_path: Path) -> None:
         assert of_each_process([3]) == [[3]]
     finally:
         dist.destroy_process_group()
+
+
+def test_poll_of_one_process_answers_at_once(tmp_path: Path) -> None:
+    poll = Poll()
+    assert [poll.ask(answer) for answer in (0, 30, 0)] == [0, 30, 0]
+
+
+def ask(rank: int, folder: Path, answers: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    poll = Poll()
+    wishes = [[0, 0, 7, 7, 0], [0, 3, 3, 0, 0]][rank]
+    answers.put((rank, [poll.ask(wish) for wish in wishes]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_poll_of_two_processes_answers_both_alike_in_the_next_call(tmp_path: Path) -> None:
+    context = mp.get_context("spawn")
+    answers = context.Queue()
+    processes = [context.Process(target=ask, args=(rank, tmp_path, answers)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = dict(answers.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert found == {0: [0, 0, 3, 7, 7], 1: [0, 0, 3, 7, 7]}

@@ -14,7 +14,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
 from fulgurite import Trainer, load
-from fulgurite.callbacks.checkpoints import Best, Checkpoints
+from fulgurite.callbacks.best_states import Best
+from fulgurite.callbacks.checkpoints import Checkpoints
 from fulgurite.cli import main
 from fulgurite.data import DigitsDataModule
 from fulgurite.errors import UserError
@@ -167,6 +168,27 @@ def test_steps_between_epochs_are_kept_too(here: Path, monkeypatch: pytest.Monke
     assert found == [2]
 
 
+def test_the_clock_can_ask_for_a_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    at_batch(monkeypatch, 4, lambda: found.append(steps(RUN)["last"]))
+    assert fit("--checkpoint.every_n_minutes", "1e-9", epochs=1) == 0
+    assert found == [3]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"keep_best": 0}, "checkpoint.keep_best is 0; it must be at least 1"),
+        ({"every_n_minutes": 0}, "checkpoint.every_n_minutes is 0; it must be above 0, or null"),
+        ({"every_n_minutes": float("nan")}, "checkpoint.every_n_minutes is nan; it must be above 0, or null"),
+    ],
+)
+def test_senseless_numbers_are_refused(option: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        Checkpoints(**option)
+    assert str(error.value) == text
+
+
 # Into a new folder
 
 
@@ -213,13 +235,14 @@ def test_best_by_another_metric_does_not_count(here: Path, trained_run: Path, ca
 
 def test_state_is_plain() -> None:
     callback = Checkpoints(monitor="a", mode="min")
-    callback.best = Best(0.5, 1, 8)
+    callback.states.add(Best(0.5, 1, 8), "min")
     other = Checkpoints(monitor="a", mode="min")
     other.load_state_dict(callback.state_dict())
     assert other.best == callback.best
     assert callback.state_dict() == {
         "monitor": "a",
         "mode": "min",
-        "best": {"score": 0.5, "epoch": 1, "step": 8},
+        "best": [{"score": 0.5, "epoch": 1, "step": 8}],
         "saved_step": 0,
+        "complete": False,
     }

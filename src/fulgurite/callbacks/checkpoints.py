@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import os
-import shlex
 import signal
-import threading
-from dataclasses import asdict, dataclass
+import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 
-from fulgurite.checkpoint import replace_by_link
+from fulgurite.callbacks.best_states import Best, BestStates, Direction
+from fulgurite.callbacks.finite import not_finite, require_finite
+from fulgurite.callbacks.monitor import require_logged, settle_monitor
+from fulgurite.callbacks.stop_signals import StopSignals
 from fulgurite.console import note
-from fulgurite.errors import RunStopped, UserError, did_you_mean
-from fulgurite.trust import trust_flags
-
-Direction = Literal["min", "max"]
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best validation so far: its score, and after which epochs and optimizer steps."""
-
-    score: float
-    epoch: int
-    step: int
+from fulgurite.errors import RunStopped, UserError
+from fulgurite.processes import Poll
+from fulgurite.recorded import Recorded
 
 
-class Checkpoints(Checkpoint):
+class Checkpoints(Recorded, Checkpoint):
     """Save when the next batch starts: by then the validation, plateau step and epoch end of the last one are done.
 
     Lightning's ModelCheckpoint saves inside a step or epoch end, where its own resume loses one or the other, and leaves
@@ -40,27 +29,47 @@ class Checkpoints(Checkpoint):
     Args:
         monitor: validation metric that decides which state is best; None takes the task's
         mode: whether a larger or a smaller value is better; None takes the task's direction
+        keep_best: how many of the best states are kept: ``best.ckpt``, and if it is more than 1, each as ``best-STEP.ckpt``
         every_n_steps: also save ``last.ckpt`` each so many optimizer steps, besides each epoch's end
+        every_n_minutes: the same by the clock
 
     Raises:
-        UserError: before the first batch, if the task does not log the metric
+        UserError: if a number makes no sense; before the first batch, if the task does not log the metric
     """
 
-    def __init__(self, *, monitor: str | None = None, mode: Direction | None = None, every_n_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        monitor: str | None = None,
+        mode: Direction | None = None,
+        keep_best: int = 1,
+        every_n_steps: int | None = None,
+        every_n_minutes: float | None = None,
+    ) -> None:
+        if keep_best < 1:
+            raise UserError(f"checkpoint.keep_best is {keep_best}; it must be at least 1")
         if every_n_steps is not None and every_n_steps < 1:
             raise UserError(f"checkpoint.every_n_steps is {every_n_steps}; it must be at least 1, or null")
+        if every_n_minutes is not None and not every_n_minutes > 0:
+            raise UserError(f"checkpoint.every_n_minutes is {every_n_minutes}; it must be above 0, or null")
         self.monitor = monitor
         self.mode = mode
         self.every_n_steps = every_n_steps
-        self.best: Best | None = None
+        self.every_n_minutes = every_n_minutes
+        self.states = BestStates(keep_best)
         self.save_error: str | None = None
-        self._saved_best: Best | None = None  # of the state in best.ckpt
+        self._signals = StopSignals()
+        self._poll: Poll  # from setup on: by then the processes of the job know each other
         self._saved_step = 0
+        self._saved_at = 0.0  # by the monotonic clock
         self._epoch = 0  # of the last batch
-        self._stop = 0  # the number of the signal that asks for it
-        self._complete = False
-        self._previous_handlers: dict[int, Any] = {}
+        self._begun = self._complete = False
         self._folder = Path()
+
+    @property
+    def best(self) -> Best | None:
+        """The best validation so far."""
+        return self.states.ranked[0] if self.states.ranked else None
 
     @property
     def last_path(self) -> Path:
@@ -76,45 +85,33 @@ class Checkpoints(Checkpoint):
         """Settle the metric and its direction, and refuse one that the task does not log."""
         if stage != "fit":
             return
+        self._signals.prepare(trainer)
         self._folder = trainer.run_dir / "checkpoints"
-        self.best = self._saved_best = self.save_error = None
-        self._saved_step, self._stop, self._complete = trainer.global_step, 0, False
+        self.states = BestStates(self.states.keep)
+        self.save_error = None
+        self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._begun = self._complete = False
+        self._poll = Poll()
         if not trainer.enable_validation:
             self.monitor = None
             note("checkpoints", "no validation: only last.ckpt is kept, at each epoch's end; best means the last")
             return
-        directions: dict[str, Direction] = getattr(pl_module, "directions", {})
-        self.monitor = self.monitor or getattr(pl_module, "monitor", None)
-        if self.monitor is None:
-            raise UserError(
-                f"{type(pl_module).__name__} declares no metric to monitor: set checkpoint.monitor and checkpoint.mode"
-            )
-        if directions:
-            self._require_logged(directions, pl_module)
-        self.mode = self.mode or directions.get(self.monitor)
-        if self.mode is None:
-            raise UserError(f"the direction of '{self.monitor}' is not known: set checkpoint.mode to min or max")
-
-    def _require_logged(self, names: Any, pl_module: LightningModule) -> None:
-        if self.monitor is not None and self.monitor not in names:
-            raise UserError(
-                f"checkpoint.monitor is '{self.monitor}', which {type(pl_module).__name__} does not log in validation"
-                f"{did_you_mean(self.monitor, names)}\nallowed: {', '.join(names) or 'nothing, as it logs nothing'}"
-            )
+        self.monitor, self.mode = settle_monitor(self.monitor, self.mode, pl_module)
 
     def stopped(self, trainer: Any) -> RunStopped:
         """Return the error that ends a run the user stopped, with the command that goes on."""
-        place = self.last_path if self.last_path.is_file() else trainer.ckpt_path
-        if place is None:
-            stopped = RunStopped("there was no checkpoint yet")
-        elif self._complete:
-            stopped = RunStopped(f"the training was complete; its state is in {place}")
-        else:
+        if not self._complete and (self.last_path.is_file() or trainer.ckpt_path):
             error = self.save_error
             lost = f"; what came after step {self._saved_step:,} could not be saved: {error}" if error else ""
-            stopped = RunStopped(f"at step {trainer.global_step:,}{lost}\ngo on with: {self.command_to_go_on(trainer, place)}")
-        stopped.exit_status = 128 + (self._stop or signal.SIGINT)
+            return RunStopped(f"at step {trainer.global_step:,}{lost}\ngo on with: {self._go_on(trainer)}")
+        complete = f"the training was complete; its state is in {self.last_path}"
+        stopped = RunStopped(complete if self._complete else "there was no checkpoint yet")
+        if self._complete or self._signals.received in (0, signal.SIGINT):  # else a scheduler is to try again
+            stopped.exit_status = 128 + (self._signals.received or signal.SIGINT)
         return stopped
+
+    def _go_on(self, trainer: Any) -> str:
+        return str(trainer.record.command_to_go_on(trainer, None if self.last_path.is_file() else trainer.ckpt_path))
 
     def require_saved(self, trainer: Any) -> None:
         """Refuse to call a run done whose last state is not on the disk.
@@ -123,58 +120,33 @@ class Checkpoints(Checkpoint):
             UserError: if it could not be saved
         """
         if self.save_error:
-            command = self.command_to_go_on(trainer, self.last_path)
-            on = f"\nonce that is mended, go on with: {command}" if self.last_path.is_file() else ""
+            on = f"\nonce that is mended, go on with: {self._go_on(trainer)}" if self.last_path.is_file() else ""
             raise UserError(f"the last checkpoint could not be saved: {self.save_error}{on}")
 
-    def command_to_go_on(self, trainer: Any, place: str | Path) -> str:
-        """Return the command that continues from a checkpoint into the same folder of runs."""
-        elsewhere = ["--trainer.runs_dir", str(trainer.runs_dir)] if trainer.runs_dir != Path("runs") else []
-        return shlex.join(["fulgurite", "fit", "--ckpt_path", str(place), *elsewhere, *trust_flags(trainer.record.config)])
+    def on_fit_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Bring the best states along into a new folder, and put right what a kill between two files left in this one."""
+        if self.states.ranked:
+            self.states.bring_along(trainer.resume_from, self._saved_step, self._folder, write=trainer.is_global_zero)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Take Ctrl-C and SIGTERM as a wish to stop after the step; bring the best state along into a new folder."""
-        if self.best is not None:
-            # Stopped between its two files, a run has its best state in the checkpoint itself.
-            resumed_from = Path(trainer.ckpt_path)
-            earlier = resumed_from if self.best.step == trainer.global_step else resumed_from.with_name("best.ckpt")
-            if not earlier.is_file():
-                self.best = self._saved_best = None
-            elif trainer.is_global_zero:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                replace_by_link(earlier, self.best_path)
-        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
-            # With several processes each would stop at another step; there a signal ends the run at once.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous_handlers[number] = signal.signal(number, self._on_signal)
+        """Take the signals that ask for a stop; Lightning has taken them just before."""
+        self._signals.install(trainer)
+        self._begun = True
+
+    on_sanity_check_start = on_train_start
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Give the signals their usual meaning back."""
-        while self._previous_handlers:
-            signal.signal(*self._previous_handlers.popitem())
-
-    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals their usual meaning back: Lightning calls no teardown after an exception."""
-        self.teardown(trainer, pl_module, "fit")
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self._stop:
-            raise KeyboardInterrupt
-        self._stop = number
-        # Not by print(): the signal may have come in the middle of one, which Python refuses to enter twice.
-        os.write(2, b"stopping after this step (Ctrl-C again stops at once)\n")
+        self._signals.restore()
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Note whether this state is the best so far; it is saved when the next batch starts."""
-        if self.monitor is None or trainer.state.fn != "fit":
+        """Note whether this state is among the best so far; it is saved when the next batch starts."""
+        if self.monitor is None or self.mode is None or trainer.state.fn != "fit":
             return
-        self._require_logged(trainer.callback_metrics, pl_module)  # for a task that does not declare what it logs
-        if trainer.sanity_checking:
-            return
-        score = float(trainer.callback_metrics[self.monitor])
-        better = self.best is None or (score > self.best.score if self.mode == "max" else score < self.best.score)
-        if better and not math.isnan(score):
-            self.best = Best(score, trainer.current_epoch, trainer.global_step)
+        require_logged(self.monitor, trainer.callback_metrics, pl_module)  # for a task that does not declare what it logs
+        if not trainer.sanity_checking:
+            score = float(trainer.callback_metrics[self.monitor])
+            self.states.add(Best(score, trainer.current_epoch, trainer.global_step), self.mode)
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Save the state between two optimizer steps if it is due."""
@@ -182,46 +154,72 @@ class Checkpoints(Checkpoint):
         self._epoch = trainer.current_epoch
 
     def _save_if_due(self, trainer: Any, batch_idx: int) -> None:
-        step, is_better = trainer.global_step, self.best != self._saved_best
+        step, unsaved = trainer.global_step, self.states.unsaved
         if batch_idx % trainer.accumulate_grad_batches:
             # Nobody can go on exactly from here: the gradients summed up so far are in no checkpoint.
-            if is_better:
-                self._save(trainer, self.best_path)
+            if unsaved:
+                self._save(trainer, self.states.path(unsaved, self._folder))
             return
-        due = batch_idx == 0 or self._stop or (self.every_n_steps and step % self.every_n_steps == 0)
-        if (due or is_better) and step != self._saved_step:
+        waited = self.every_n_minutes and time.monotonic() - self._saved_at > 60 * self.every_n_minutes
+        stop, is_time = divmod(self._poll.ask(2 * self._signals.received + bool(waited)), 2)
+        due = batch_idx == 0 or stop or is_time or (self.every_n_steps and step % self.every_n_steps == 0)
+        if (due or unsaved) and step != self._saved_step:
             self._save(trainer, self.last_path)
-        if self._stop:
+        if stop:
             raise self.stopped(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         """Save the final state."""
-        self._save(trainer, self.last_path)
         self._complete = True
+        self._save(trainer, self.last_path)
         if self.monitor and self.best is None:
             note("checkpoints", f"{self.monitor} gave no score: only last.ckpt is kept; best means the last")
 
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save what an error would lose: as usual if it came between two steps, such as from a loader, else aside.
+
+        With several processes nothing is saved: the others may not have come to the same error.
+        """
+        self.teardown(trainer, pl_module, "fit")  # Lightning calls none after an exception
+        nothing_new = not self._begun or self._complete or trainer.global_step == self._saved_step
+        wanted = isinstance(exception, Exception) and not isinstance(exception, RunStopped)
+        if nothing_new or trainer.world_size > 1 or not wanted or not_finite(pl_module):
+            return
+        loop = trainer.fit_loop.epoch_loop
+        batches = loop.batch_progress.current
+        between = trainer.training and batches.ready == batches.completed < trainer.num_training_batches
+        if between and batches.ready % trainer.accumulate_grad_batches == 0 and loop._batches_that_stepped == trainer.global_step:
+            loop.batch_progress.increment_ready()  # as if the next batch had started, which is where states are saved
+            self._save(trainer, self.last_path)
+            note("checkpoint", f"saved at step {trainer.global_step:,}; go on with: {self._go_on(trainer)}")
+        else:
+            self._save(trainer, self._folder / "exception.ckpt")
+            note("checkpoint", f"the state at the error is in {self._folder / 'exception.ckpt'}")
+
     def _save(self, trainer: Any, path: Path) -> None:
-        before = self._saved_step, self._saved_best
-        also_best = path == self.last_path and self.best != self._saved_best
-        self._saved_step, self._saved_best = trainer.global_step, self.best  # first: they are part of what is saved
-        self.save_error = trainer.strategy.broadcast(self._write(trainer, path, also_best=also_best))
+        require_finite(trainer, self.last_path)
+        before = self._saved_step, self.states.saved
+        self._saved_step, self.states.saved = trainer.global_step, list(self.states.ranked)  # first: they are part of it
+        self._saved_at = time.monotonic()
+        self.save_error = trainer.strategy.broadcast(self._write(trainer, path, before[1]))
         if self.save_error:
             # A run must not die at step 90,000 of a full disk; it says so now and fails at its end if it stays so.
             note("warning", f"could not save {path} ({self.save_error}); the previous one is kept and the run goes on")
-            self._saved_step, self._saved_best = before
-            self.best = self._saved_best  # the state behind a better score is lost
+            self._saved_step, self.states.saved = before
+            self.states.forget_unsaved()
 
-    def _write(self, trainer: Any, path: Path, *, also_best: bool) -> str | None:
+    def _write(self, trainer: Any, path: Path, saved_before: list[Best]) -> str | None:
         """Return what went wrong, if anything."""
         try:
+            for logger in trainer.loggers:
+                logger.save()  # what is logged up to here must not be lost by a kill from which the run goes on here
             trainer.save_checkpoint(path, weights_only=False)
         except OSError as error:
             trainer.strategy.barrier()  # the other processes wait at the one that the exception left out
             return error.strerror or str(error)
         try:
-            if also_best and trainer.is_global_zero:
-                replace_by_link(path, self.best_path)
+            if self.states.ranked != saved_before and trainer.is_global_zero:
+                self.states.place(path, saved_before)
         except OSError as error:
             return error.strerror or str(error)
         return None
@@ -232,15 +230,21 @@ class Checkpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must know."""
-        best = asdict(self.best) if self.best else None
-        return {"monitor": self.monitor, "mode": self.mode, "best": best, "saved_step": self._saved_step}
+        return {
+            "monitor": self.monitor,
+            "mode": self.mode,
+            "best": self.states.state_dict(),
+            "saved_step": self._saved_step,
+            "complete": self._complete,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`'s result; a score of another metric says nothing about this run's best."""
         if self.monitor is None:  # nothing is trained, or nothing validated
             return
         same = (state_dict["monitor"], state_dict["mode"]) == (self.monitor, self.mode)
-        self.best = self._saved_best = Best(**state_dict["best"]) if same and state_dict["best"] else None
-        if not same and state_dict["best"]:
+        if same:
+            self.states.load_state_dict(state_dict["best"])
+        elif state_dict["best"]:
             note("checkpoints", f"the best so far, by {state_dict['monitor']}, does not count by {self.monitor}")
         self._saved_step = state_dict["saved_step"]
