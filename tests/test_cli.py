@@ -127,7 +127,7 @@ def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_stopped_run_is_no_error_even_with_debug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     failing(monkeypatch, RunStopped("at step 5"))
-    assert main(["fit", "--debug"]) == 130
+    assert main(["fit", "--debug"]) == 75
     assert capsys.readouterr().err == "stopped: at step 5\n"
 
 

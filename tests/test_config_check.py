@@ -19,6 +19,8 @@ NETWORK = "model.init_args.network"
 OPTIMIZER = "model.init_args.optimizer"
 CALLBACK = "the class_path of a Callback"
 
+KEYS = "checkpoint, ckpt_path, data, ema, model, resume, resume_inexact, seed_everything, test, trainer, weights"
+
 
 def fit(*flags: str) -> list[str]:
     return ["fit", "-c", str(DIGITS), *flags]
@@ -36,7 +38,10 @@ def fit(*flags: str) -> list[str]:
         (["--model.scheduler.x", "3"], "model.init_args.scheduler.init_args.x is not a key; allowed: final, warmup"),
         (["--checkpoint.mod", "min"], "checkpoint.mod is not a key (did you mean 'mode'?)"),
         (["--trainer.callbak+", "X"], "trainer.callbak is not a key (did you mean 'callbacks'?)"),
-        (["--config.x", "3"], "config is not a key; allowed: checkpoint, ckpt_path, data, model, seed_everything, test, trainer"),
+        (
+            ["--config.x", "3"],
+            f"config is not a key; allowed: {KEYS}",
+        ),
         (["--images", "x"], "images is not a key; allowed: checkpoint"),
         (["--print_config=skip_null"], "print_config is not a key; allowed: checkpoint"),
         # what a class does not take, since the task or the data fills it in
@@ -65,7 +70,7 @@ def fit(*flags: str) -> list[str]:
         (["--model.optimizer", "null"], f"{OPTIMIZER} is null; it takes the class_path of an Optimizer"),
         (["--model.optimizer", "3"], f"{OPTIMIZER} is '3'; it takes the class_path of an Optimizer"),
         (["--trainer", "3"], "trainer is '3'; it is a section with keys such as accelerator"),
-        (["--checkpoint", "[1]"], "checkpoint is [1]; it is a section with keys such as every_n_steps"),
+        (["--checkpoint", "[1]"], "checkpoint is [1]; it is a section with keys such as every_n_minutes"),
         (["--data", "[1]"], "data is [1]; it takes the class_path of a LightningDataModule or null"),
         (["--model.network.init_args", "3"], f"{NETWORK}.init_args is '3'; it takes keys with values"),
         (["--model.network.dict_kwargs", "[1]"], f"{NETWORK}.dict_kwargs is [1]; it takes keys with values"),
@@ -142,7 +147,7 @@ def test_all_mistakes_of_files_and_flags_are_told_at_once(capsys: pytest.Capture
         "bad.yaml: model.init_args.optimizer.init_args.beta is not a key (did you mean 'betas'?)",
         "bad.yaml: model.init_args.label_smoothng is not a key (did you mean 'label_smoothing'?)",
         "bad.yaml: trainr is not a key (did you mean 'trainer'?)",
-        "the command line: bogus is not a key; allowed: checkpoint, ckpt_path, data, model, seed_everything, test, trainer",
+        f"the command line: bogus is not a key; allowed: {KEYS}",
     ]
 
 

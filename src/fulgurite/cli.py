@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fulgurite import __version__
-from fulgurite.errors import UserError, did_you_mean
+from fulgurite.console import is_rank_zero, printable
+from fulgurite.errors import RunStopped, UserError, did_you_mean
 
 DEBUG = "FULGURITE_DEBUG"
 VERBS = {
@@ -44,7 +45,10 @@ options:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 2 a mistake the user can mend, 130 stopped by the user.
+    """Run one command and return its exit status.
+
+    It is 0 if all is done, 2 after a mistake the user can mend, 75 if a run was stopped and can go on, 1 if a check has found
+    something, 128 + its number if a signal stopped what cannot go on.
 
     Args:
         args: as on the command line, without the program's name; None takes the program's own
@@ -56,10 +60,16 @@ def main(args: Sequence[str] | None = None) -> int:
         status = _run(argv)
         sys.stdout.flush()
         return status
+    except RunStopped as stopped:
+        # All processes of a job stop at once; if another were to fail, whoever started it would kill the first.
+        if not is_rank_zero():
+            return 0
+        print(f"{stopped.prefix}: {printable(str(stopped))}", file=sys.stderr)
+        return stopped.exit_status
     except UserError as error:
         if debug and error.exit_status == UserError.exit_status:
             traceback.print_exc()
-        print(f"{error.prefix}: {error}", file=sys.stderr)
+        print(f"{error.prefix}: {printable(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("stopped: by Ctrl-C", file=sys.stderr)

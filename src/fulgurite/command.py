@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from enum import Enum
-from os import PathLike
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentError, DefaultHelpFormatter
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from fulgurite.callbacks.checkpoints import Checkpoints
+from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.checks.findings import Findings
-from fulgurite.config import Config, Tree
+from fulgurite.config import Config, Tree, leaves, plain
 from fulgurite.config_check import find_problems
 from fulgurite.console import note, quiet_lightning
 from fulgurite.errors import FaultsFound, UserError, name_list
-from fulgurite.explain import user_errors
+from fulgurite.explain import build_errors, restore_errors, user_errors
 from fulgurite.layers import DATA_VERBS, PYTHON_ONLY, Layers
+from fulgurite.plain_yaml import write_yaml
 from fulgurite.request import Request, read_request
 from fulgurite.trainer import Trainer
-from fulgurite.trust import NoFiles
+from fulgurite.trust import NoFiles, check_trusted
 
 # What a run's config.yaml holds: what every verb can use, and nothing that is of one command only.
-_OF_A_RUN = ("seed_everything", "trainer", "model", "data", "checkpoint")
+_OF_A_RUN = ("seed_everything", "trainer", "model", "data", *SECTIONS)
 _MOST_MISTAKES = 20
 _OWN = f"{__name__.partition('.')[0]}."
 
@@ -68,6 +64,7 @@ class Command(LightningCLI):
     def __init__(self, request: Request) -> None:
         self.request = request
         self.given = Config()
+        self._checkpoint: str | None = None
         super().__init__(
             trainer_class=Trainer,
             save_config_callback=None,  # the run record does it, also for runs from Python
@@ -86,7 +83,8 @@ class Command(LightningCLI):
         """Add the sections; only ``predict`` has no data but image files, and takes the spec from the checkpoint."""
         if self.request.verb not in DATA_VERBS:
             parser.add_lightning_class_args(Trainer, "trainer")
-            parser.add_lightning_class_args(Checkpoints, "checkpoint")
+            for name, kind in SECTIONS.items():
+                parser.add_lightning_class_args(kind, name)
             parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True)
         if self.request.verb != "predict":
             parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
@@ -98,7 +96,7 @@ class Command(LightningCLI):
         verb = self.request.verb
         own = self._subcommand_parsers[verb]
         layers = Layers(self.request, {action.dest for action in own._actions})
-        self.given = layers.config
+        self.given, self._checkpoint = layers.config, layers.checkpoint
         if self.request.help:
             self._show_help(parser)
         problems = layers.problems + find_problems(own, self.given)
@@ -107,9 +105,17 @@ class Command(LightningCLI):
         if problems:
             raise UserError(_listing(problems))
         self.config = parser.parse_object({"subcommand": verb, verb: self.given.tree})
+        self._check_classes()
         if self.request.print_config:
             print(self._text(), end="")
             raise SystemExit(0)
+
+    def _check_classes(self) -> None:
+        """Check what the parser made of a checkpoint's names once more: it finds a bare one among all loaded classes."""
+        for path, value in leaves(plain(self.config[self.request.verb])):
+            if self._checkpoint and path.endswith(".class_path") and self.given.origin(path) == self._checkpoint:
+                named = {path.removesuffix(".class_path"): {"class_path": value}}
+                check_trusted(named, self.request.trust, source=self._checkpoint)
 
     def _show_help(self, parser: LightningArgumentParser) -> None:
         option, *rest = self.request.help
@@ -178,11 +184,11 @@ class Command(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; what a class refuses is told with its file and key."""
-        with self._located():
+        with build_errors(self._checkpoint), self._located():
             super().instantiate_classes()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with self._located():
+        with restore_errors(self.trainer), self._located():
             result = getattr(self.trainer, subcommand)(**self._prepare_subcommand_kwargs(subcommand))
             if isinstance(result, Findings) and result.faults:
                 raise FaultsFound(f"faults in the data: {len(result.faults)}, listed above")
@@ -202,42 +208,18 @@ class Command(LightningCLI):
         return cast(Trainer, trainer)
 
     def _text(self, names: tuple[str, ...] | None = None) -> str:
-        sections = _plain(self.config[self.request.verb])
+        sections = plain(self.config[self.request.verb])
         sections.pop("config", None)
         if "model" in sections and self.request.verb != "predict":
             sections["model"].get("init_args", {}).pop("spec", None)  # filled in from the data
         kept = {name: value for name, value in sections.items() if names is None or name in names}
-        return yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+        return write_yaml(kept)
 
 
 def _spec_of(data: Any) -> Any:
     if not hasattr(data, "spec"):
         raise UserError(f"data is {type(data).__name__}, which offers no spec: it has to say what its images and classes are")
     return data.spec
-
-
-def _plain(value: Any) -> Any:
-    """Return what YAML would say for a parsed value.
-
-    jsonargparse's own dump stops at some defaults and writes others as text that it cannot read back.
-    """
-    if isinstance(value, Namespace | dict):
-        kept = {}
-        for key, item in dict(vars(value) if isinstance(value, Namespace) else value).items():
-            with suppress(TypeError):  # a default without a word for it, such as a torch.device, stays the default
-                kept[key] = _plain(item)
-        return kept
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, PathLike | timedelta):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if inspect.isfunction(value) or inspect.isclass(value):
-        return f"{value.__module__}.{value.__qualname__}"
-    raise TypeError(f"{type(value).__name__} cannot be written as YAML")
 
 
 def _listing(problems: list[str]) -> str:

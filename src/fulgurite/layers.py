@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fulgurite.checkpoint import describe, find_checkpoint, read_checkpoint
+from fulgurite.callbacks.sections import SECTIONS
+from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.config import Config, Tree, read_file
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.request import Request
+from fulgurite.runs import find_checkpoint, find_run, resumable
 from fulgurite.trainer import Trainer
-from fulgurite.trust import check_trusted
+from fulgurite.trust import check_trusted, split_settings, without_places
 
 # Arguments of the trainer's methods for use from Python.
 PYTHON_ONLY = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders", "weights_only"}
@@ -22,9 +24,7 @@ PYTHON_ONLY = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_d
 DATA_VERBS = ("check_data", "find_workers", "make_shards")
 # What a verb takes over from a checkpoint: `predict` has no data, and only `fit` goes on as before.
 _FOR_EVALUATION = ("seed_everything", "model", "data")
-_TAKEN = {"fit": (*_FOR_EVALUATION, "trainer", "checkpoint"), "predict": ("seed_everything", "model")}
-# What of a checkpoint's trainer section decides where this run writes, or could make it send things away.
-_NOT_FROM_CHECKPOINT = ("runs_dir", "default_root_dir", "logger", "callbacks", "plugins", "profiler", "model_registry")
+_TAKEN = {"fit": (*_FOR_EVALUATION, "trainer", *SECTIONS), "predict": ("seed_everything", "model")}
 
 
 class Layers:
@@ -38,6 +38,7 @@ class Layers:
     def __init__(self, request: Request, keys: set[str]) -> None:
         self.request = request
         self.problems: list[str] = []
+        self.checkpoint: str | None = None  # the file that a layer comes from
         self._files: list[tuple[str, Tree]] = []
         # A run's config.yaml serves every verb: keys that only another verb knows are no mistake.
         foreign = _keys_of_verbs() - keys
@@ -45,9 +46,11 @@ class Layers:
             with self._collected():
                 self._files.append((name, {key: value for key, value in read_file(name).items() if key not in foreign}))
         self.config = self._stacked_on(Config())
-        given = self.config.tree.get("ckpt_path")
-        if given not in (None, "none"):
-            with self._collected():
+        given, resume = self.config.tree.get("ckpt_path"), str(self.config.tree.get("resume", "none")).lower()
+        with self._collected():
+            if resume not in ("none", "false", "auto"):  # what auto means, the configuration says
+                self.config = self._with_run(None if resume == "true" else str(self.config.tree["resume"]))
+            elif given not in (None, "none"):
                 self.config = self._with_checkpoint(str(given))
 
     @contextmanager
@@ -64,15 +67,45 @@ class Layers:
             config.set(key, text, "the command line")
         return config
 
-    def _with_checkpoint(self, given: str) -> Config:
+    def _trainer(self, key: str, default: Any) -> Any:
+        """Return what files and flags say of the trainer."""
         trainer = self.config.tree.get("trainer")
-        runs_dir = trainer.get("runs_dir", "runs") if isinstance(trainer, dict) else "runs"
-        path = find_checkpoint(given, Path(str(runs_dir)), prefer="last" if self.request.verb == "fit" else "best")
-        checkpoint = Config()
-        checkpoint.add_layer(checkpoint_layer(path, self.request.verb, self.request.trust), str(path))
-        config = self._stacked_on(checkpoint)
+        return trainer.get(key, default) if isinstance(trainer, dict) else default
+
+    def _with_checkpoint(self, given: str) -> Config:
+        runs_dir = Path(str(self._trainer("runs_dir", "runs")))
+        path = find_checkpoint(given, runs_dir, prefer="last" if self.request.verb == "fit" else "best")
+        config = self._stacked_on_checkpoint(path)
         config.tree["ckpt_path"] = str(path)
         return config
+
+    def _with_run(self, given: str | None) -> Config:
+        if self.config.tree.get("ckpt_path") is not None:
+            raise UserError("--resume goes on in a run's folder, --ckpt_path begins a new run: give one of them")
+        where = Path(str(self._trainer("runs_dir", "runs"))).expanduser()
+        run = find_run(where / str(self._trainer("experiment", "")) if given is None else given)
+        path = resumable(run)
+        settings = describe(read_checkpoint(path), path).sections.get("trainer")
+        objects = split_settings(settings)[1] if isinstance(settings, dict) else []
+        if missing := [name for name in objects if self._trainer(name, self) is self]:
+            raise UserError(
+                f"{run} was trained with trainer.{', trainer.'.join(missing)}: code that a checkpoint does not bring along, "
+                f"as it may come from a stranger\nif the run is yours: fulgurite fit -c {run / 'config.yaml'} --resume {run}"
+            )
+        config = self._stacked_on_checkpoint(path)
+        config.tree["resume"] = str(run)
+        if self._trainer("runs_dir", None) is None and isinstance(settings, dict):
+            # As the run has it, if it lies there still; nothing is written there but in the run's own folder.
+            there = Path(str(settings.get("runs_dir"))) / run.parent.name / run.name
+            place = settings["runs_dir"] if there.is_dir() and there.samefile(run) else str(run.parent.parent)
+            config.set("trainer.runs_dir", str(place), str(path))
+        return config
+
+    def _stacked_on_checkpoint(self, path: Path) -> Config:
+        self.checkpoint = str(path)
+        checkpoint = Config()
+        checkpoint.add_layer(checkpoint_layer(path, self.request.verb, self.request.trust), str(path))
+        return self._stacked_on(checkpoint)
 
 
 def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
@@ -87,12 +120,12 @@ def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
     for name in layer.keys() - {"seed_everything"}:
         if not isinstance(layer[name], dict) or not isinstance(layer[name].get("init_args") or {}, dict):
             raise UserError(f"{path}: there are no keys under {name} in its configuration")
-    for name in layer.keys() & {"trainer", "checkpoint"}:
-        layer[name] = _settings(layer[name])
+    for name in layer.keys() & {"trainer", "checkpoint", "ema"}:
+        layer[name], _ = split_settings(layer[name])
     check_trusted(layer, trusted, source=str(path))
     data = layer.get("data")
     if data:
-        layer["data"] = data = _without_places(data)
+        layer["data"] = data = without_places(data, source=str(path))
     if data and "class_names" in (data.get("init_args") or {}) and isinstance(description.spec, dict):
         # The numbers of the classes are the checkpoint's, also on data that lacks some of them.
         layer["data"] = data | {"init_args": data["init_args"] | {"class_names": description.spec.get("class_names")}}
@@ -102,25 +135,9 @@ def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
     return layer
 
 
-def _without_places(data: Tree) -> Tree:
-    """Return a data section that does not say where this run writes its decoded images."""
-    return data | {"init_args": {name: value for name, value in (data.get("init_args") or {}).items() if name != "cache_dir"}}
-
-
-def _settings(section: Tree) -> Tree:
-    """Return what a run may take over from a checkpoint's settings; objects and places are not."""
-    return {name: value for name, value in section.items() if name not in _NOT_FROM_CHECKPOINT and _is_setting(name, value)}
-
-
-def _is_setting(name: Any, value: Any) -> bool:
-    parts = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
-    of_numbers = bool(parts) and all(isinstance(part, int | float) for part in parts)
-    return not str(name).endswith("+") and (of_numbers or isinstance(value, bool | int | float | str | None))
-
-
 def _keys_of_verbs() -> set[str]:
     """Return the keys that some verb has and another does without."""
     verbs = [getattr(Trainer, name) for name in vars(Trainer) if not name.startswith("_")]
     verbs = [verb for verb in verbs if inspect.isfunction(verb)]
     arguments = {key for verb in verbs for key in inspect.signature(verb).parameters} - {"self", *PYTHON_ONLY}
-    return {"data", "model", "trainer", "checkpoint", *arguments}
+    return {"data", "model", "trainer", *SECTIONS, *arguments}

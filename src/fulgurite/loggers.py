@@ -6,7 +6,9 @@ A log is worth less than the run: on a full disk they say so once and the traini
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +17,20 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from fulgurite.console import note
+from fulgurite.errors import UserError
 
 LoggerName = Literal["tensorboard", "csv"]
 
 
 class _MetricsFile(ExperimentWriter):
     """``metrics.csv``: rows are appended whole or not at all."""
+
+    def __init__(self, log_dir: str) -> None:
+        super().__init__(log_dir)
+        path = Path(self.metrics_file_path)
+        if path.is_file():  # of a run that goes on
+            with path.open(newline="", encoding="utf-8") as file:
+                self.metrics_keys = list(csv.DictReader(file).fieldnames or ())
 
     def _check_log_dir_exists(self) -> None:
         pass  # a run's folder is new, and what else is in it stays
@@ -41,16 +51,33 @@ class _MetricsFile(ExperimentWriter):
         else:
             self.metrics_keys, self.metrics = names, []
 
+    def drop_from(self, step: int) -> None:
+        """Keep the rows that were logged before an optimizer step; the run does it and the following ones again."""
+        path = Path(self.metrics_file_path)
+        if not path.is_file():
+            return
+        try:
+            *whole, _ = path.read_text(encoding="utf-8").split("\n")  # a kill may have left a part of a row
+            kept: list[Any] = [row for row in csv.DictReader(whole) if row["step"] and int(row["step"]) < step]
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path} holds no rows of this run's metrics ({error}): move it away to go on") from error
+        try:
+            self._replace(path, kept, self.metrics_keys)
+        except OSError as error:
+            _note_once(self, path, error)
+
     def _write_anew(self, path: Path, names: list[str]) -> None:
+        with path.open(newline="", encoding="utf-8") if path.is_file() else nullcontext() as old:
+            earlier: Iterable[Any] = csv.DictReader(old) if old else ()
+            self._replace(path, chain(earlier, self.metrics), names)
+
+    def _replace(self, path: Path, rows: Iterable[Any], names: list[str]) -> None:
         temporary = path.with_suffix(".tmp")
         try:
             with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, fieldnames=names)
                 writer.writeheader()
-                if path.is_file():
-                    with path.open(newline="", encoding="utf-8") as old:
-                        writer.writerows(csv.DictReader(old))
-                writer.writerows(self.metrics)
+                writer.writerows(rows)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -87,6 +114,10 @@ class RunCSVLogger(CSVLogger):
     def log_hyperparams(self, params: Any = None) -> None:
         """Do nothing: ``config.yaml`` has them."""
 
+    def go_on_from(self, step: int) -> None:
+        """Drop what was logged from this optimizer step on."""
+        self.experiment.drop_from(step)
+
 
 class RunTensorBoardLogger(TensorBoardLogger):
     """Write event files into the run's folder, without the ``hparams.yaml`` that would repeat ``config.yaml``."""
@@ -105,9 +136,16 @@ class RunTensorBoardLogger(TensorBoardLogger):
                 raise
             _note_once(self, Path(self.log_dir), error.__cause__)
 
+    def go_on_from(self, step: int) -> None:
+        """Tell TensorBoard to leave out what was logged from this optimizer step on."""
+        if self._experiment is not None:
+            self._experiment.close()
+            self._experiment = None
+        self._kwargs["purge_step"] = step
+
     def save(self) -> None:
         """Flush the event file."""
-        if getattr(self, "_noted", False):
+        if getattr(self, "_noted", False) or self._experiment is None:
             return
         try:
             FabricTensorBoardLogger.save(self)
@@ -120,6 +158,13 @@ class RunTensorBoardLogger(TensorBoardLogger):
             super().finalize(status)
         except OSError as error:
             _note_once(self, Path(self.log_dir), error)
+
+
+def names_and_loggers(given: Any) -> tuple[list[LoggerName], list[Logger]]:
+    """Part what the trainer is given as its logger; True stands for both names."""
+    wanted = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    names: list[Any] = ["csv", "tensorboard"] if given is True else [name for name in wanted if isinstance(name, str)]
+    return names, [one for one in wanted if isinstance(one, Logger)]
 
 
 def run_loggers(names: list[LoggerName], run_dir: Path) -> list[Logger]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,16 @@ from fulgurite.callbacks.checkpoints import Checkpoints
 from fulgurite.callbacks.exact_resume import ExactResume
 from fulgurite.callbacks.overrides import Overrides
 from fulgurite.callbacks.run_record import RunRecord
-from fulgurite.checkpoint import AtomicCheckpointIO, find_checkpoint
+from fulgurite.callbacks.sections import sections_of, with_defaults
+from fulgurite.checkpoint import AtomicCheckpointIO
 from fulgurite.console import ctrl_c, note, quiet_lightning
 from fulgurite.data.broken import OnError
 from fulgurite.data.shards import make_shards
 from fulgurite.errors import RunStopped
-from fulgurite.loggers import LoggerName
+from fulgurite.loggers import LoggerName, names_and_loggers
 from fulgurite.recorded import Recorded, run_config
+from fulgurite.resuming import is_restarted, run_to_resume
+from fulgurite.runs import find_checkpoint, resumable
 from fulgurite.verbs.check_data import check_data
 from fulgurite.verbs.find_workers import find_workers
 from fulgurite.verbs.predict import prepare_prediction, tell_unread
@@ -68,31 +70,24 @@ class Trainer(Recorded, pl.Trainer):
         self.experiment = experiment
         self.runs_dir = Path(runs_dir).expanduser()
         self.run_dir: Path | None = None
+        self.resume_from: Path | None = None  # the checkpoint that the present or last fit began from
         self.config: str | None = None  # YAML text; the command line sets it, from Python it is derived
-        wanted = list(logger) if isinstance(logger, Iterable) and not isinstance(logger, str) else [logger]
-        names: list[Any] = ["csv", "tensorboard"] if logger is True else [name for name in wanted if isinstance(name, str)]
-        self.logger_names: list[LoggerName] = names
-        self.given_loggers = [one for one in wanted if isinstance(one, Logger)]
+        self.logger_names, self.given_loggers = names_and_loggers(logger)
         self.record = RunRecord()
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        self.exact_resume = ExactResume()
+        logs = (self.logger_names or self.given_loggers) and not options.get("fast_dev_run")
+        rates = [LearningRateMonitor(logging_interval="step")] if logs else []
+        always: list[Callback] = [self.exact_resume, Overrides(), self.record, *rates]
+        enable_checkpointing = enable_checkpointing and not options.get("fast_dev_run")
         super().__init__(
             logger=self.given_loggers or False,
-            callbacks=self._default_callbacks(given, checkpoints=enable_checkpointing and not options.get("fast_dev_run")),
-            enable_checkpointing=enable_checkpointing and not options.get("fast_dev_run"),
+            callbacks=always + with_defaults(callbacks, checkpoints=enable_checkpointing),
+            enable_checkpointing=enable_checkpointing,
             enable_model_summary=enable_model_summary,
             use_distributed_sampler=use_distributed_sampler,
             plugins=[AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins] if plugins else [])],
             **options,
         )
-
-    def _default_callbacks(self, given: list[Callback], *, checkpoints: bool) -> list[Callback]:
-        always: list[Callback] = [self.record, Overrides(), ExactResume()]
-        if (self.logger_names or self.given_loggers) and not self.init_args.get("fast_dev_run"):
-            always.append(LearningRateMonitor(logging_interval="step"))
-        if not checkpoints:
-            return always + [callback for callback in given if not isinstance(callback, Checkpoints)]
-        has_own = any(isinstance(callback, Checkpoints) for callback in given)
-        return always + given + ([] if has_own else [Checkpoints()])
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -108,17 +103,22 @@ class Trainer(Recorded, pl.Trainer):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
         test: bool = False,
+        resume: bool | str | Path | None = None,
+        resume_inexact: bool = False,
     ) -> None:
-        """Train, in a new run folder.
+        """Train, in a new run folder or in that of a run to go on with.
 
         Args:
             model: the task
             train_dataloaders: instead of a data module
             val_dataloaders: instead of a data module
             datamodule: gives the loaders
-            ckpt_path: continue from this checkpoint: a file, a run folder, or best or last for those of the latest run
+            ckpt_path: begin from this checkpoint: a file, a run folder, or best or last for those of the latest run
             weights_only: always true here; Lightning's argument
             test: measure the best checkpoint on the test split afterwards
+            resume: go on with a run, in its folder: true for the latest of the experiment, its folder, or auto for the latest
+                with this same configuration if that is not complete, and a new run otherwise
+            resume_inexact: go on even if batch size, data, accumulation, seed or number of batches or processes differ
 
         Raises:
             UserError: if the run cannot start, has nothing left to train, or its last checkpoint could not be saved
@@ -126,17 +126,13 @@ class Trainer(Recorded, pl.Trainer):
         data: Any = datamodule
         if test and "test" not in getattr(data, "splits", ("test",)):
             data.dataset("test")  # says what is missing, before anything is trained
-        resume_from = self._resolve(ckpt_path, prefer="last")
-        self.record.begin(self)
-        try:
-            with ctrl_c():
-                super().fit(model, train_dataloaders, val_dataloaders, datamodule, resume_from, True)
-            self.record.require_trained(self)
-        except BaseException as error:
-            self.record.drop_untrained(self)
-            if isinstance(error, KeyboardInterrupt) and self.checkpoints:
-                raise self.checkpoints.stopped(self) from None
-            raise
+        run = run_to_resume(resume, self.runs_dir / self.experiment, lambda: self.describe_config(model, datamodule))
+        self.resume_from = resumable(run) if run else self._resolve(ckpt_path, prefer="last")
+        self.exact_resume.allow_inexact = resume_inexact
+        with self.record.running(self, run):
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, self.resume_from, True)
+            if not (run and (test or is_restarted())):  # a complete run may have its test to do still
+                self.record.require_trained(self)
         if kept := self.checkpoints:
             kept.require_saved(self)
         try:
@@ -220,15 +216,21 @@ class Trainer(Recorded, pl.Trainer):
         tell_unread(writer, model)
         return output
 
-    def describe_config(self) -> str:
-        """Return the configuration of this run as YAML text.
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The optimizer steps of the whole run."""
+        return self.exact_resume.total_steps(self, super().estimated_stepping_batches)
+
+    def describe_config(self, task: pl.LightningModule | None = None, data: Any = None) -> str:
+        """Return the configuration of this run, or of one that is about to begin, as YAML text.
 
         Raises:
             TypeError: if the run was started from Python with an object that a configuration cannot name
         """
         if self.config is not None:
             return self.config
-        return run_config(self, self.lightning_module, getattr(self, "datamodule", None))
+        data = data or getattr(self, "datamodule", None)
+        return run_config(self, task or self.lightning_module, data, sections_of(self.callbacks))
 
     def _resolve(self, given: str | Path | None, prefer: str = "best") -> Path | None:
         if given is None or str(given) == "none":

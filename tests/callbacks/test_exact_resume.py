@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import multiprocessing as mp
 import os
 import signal
 import subprocess
@@ -29,7 +28,9 @@ from fulgurite.data import DigitsDataModule
 from fulgurite.data.samples import Split
 from fulgurite.models import SmallCNN
 from fulgurite.tasks import ClassificationTask
+from tests import kills
 from tests.conftest import SMALL
+from tests.kills import KILLED
 
 # 2 epochs of 4 batches, with everything that draws: shuffling, shifts, dropout; a checkpoint after each step.
 RUN = [*SMALL, "--trainer.max_epochs", "2", "--model.network.dropout", "0.3", "--checkpoint.every_n_steps", "1"]
@@ -60,23 +61,7 @@ def fit(*args: str) -> int:
 
 def kill_at(number: int, args: Sequence[str]) -> None:
     """Run ``fit`` in a process that is killed inside its so-manieth batch."""
-    process = mp.get_context("fork").Process(target=_fit_and_die, args=(number, args))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
-def _fit_and_die(number: int, args: Sequence[str]) -> None:
-    step, count = ClassificationTask.training_step, iter(range(1, 100))
-
-    def training_step(self: ClassificationTask, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss = step(self, batch, batch_idx)
-        if next(count) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return loss
-
-    ClassificationTask.training_step = training_step  # type: ignore[method-assign]
-    fit(*args)
+    assert kills.fit(args, ("before the optimizer", number)) == KILLED
 
 
 def end(run: Path) -> tuple[Any, ...]:
@@ -101,16 +86,8 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_run_ends_in_the_same_bits(here: Path, whole_run: Path, batch: int, workers: int) -> None:
     # Batch 5 is the first of the second epoch.
     kill_at(batch, [*RUN, "--data.num_workers", str(2 - workers)])
-    assert fit("--ckpt_path", "runs/digits/v001/checkpoints/last.ckpt", "--data.num_workers", str(workers)) == 0
-    assert end(here / "runs/digits/v002") == end(whole_run)
-
-
-def test_run_killed_again_and_again_ends_in_the_same_bits(here: Path, whole_run: Path) -> None:
-    kill_at(3, RUN)
-    for number, batch in ((1, 2), (2, 3)):
-        kill_at(batch, ["--ckpt_path", f"runs/digits/v{number:03d}", "--checkpoint.every_n_steps", "1"])
-    assert fit("--ckpt_path", "runs/digits/v003") == 0
-    assert end(here / "runs/digits/v004") == end(whole_run)
+    assert fit("--resume", "--data.num_workers", str(workers)) == 0
+    assert end(here / "runs/digits/v001") == end(whole_run)
 
 
 @pytest.mark.parametrize(
@@ -236,18 +213,6 @@ def test_resumed_epoch_keeps_its_plateau_step(here: Path) -> None:
     assert plans[0][0]["last_epoch"] == 2
 
 
-def test_other_window_of_accumulation_is_refused_inside_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kill_at(4, RUN)  # the checkpoint is of after batch 3
-    assert fit("--ckpt_path", "runs/digits/v001", "--trainer.accumulate_grad_batches", "2") == 2
-    assert capsys.readouterr().err == (
-        "error: the checkpoint was taken after 3 batches of an epoch, inside a window of accumulate_grad_batches 2, "
-        "and does not hold the gradients summed up by then\n"
-        "continue from another one, such as last.ckpt, or with a number of which 3 is a multiple\n"
-    )
-    assert not Path("runs/digits/v002").exists()
-    assert fit("--ckpt_path", "runs/digits/v001", "--trainer.accumulate_grad_batches", "3") == 0
-
-
 def test_each_process_gets_its_own_metrics_back() -> None:
     task: Any = nn.Module()
     task.auroc, task.device = MulticlassAUROC(10), torch.device("cpu")
@@ -256,10 +221,22 @@ def test_each_process_gets_its_own_metrics_back() -> None:
         epoch_loop=SimpleNamespace(batch_progress=progress),
         _load_combined_loader_states=lambda: None,
         _combined_loader=SimpleNamespace(flattened=[]),
+        epoch_progress=SimpleNamespace(current=SimpleNamespace(ready=1, processed=0)),
     )
     states = [{"auroc": {"updates": rank, "states": {"preds": [torch.tensor([rank])], "target": []}}} for rank in range(2)]
     for rank in range(2):
-        callback, trainer = ExactResume(), SimpleNamespace(accumulate_grad_batches=1, global_rank=rank, fit_loop=loop)
+        callback, trainer = (
+            ExactResume(),
+            SimpleNamespace(
+                accumulate_grad_batches=1,
+                global_rank=rank,
+                world_size=2,
+                num_training_batches=1,
+                datamodule=None,
+                fit_loop=loop,
+                _logger_connector=SimpleNamespace(_callback_metrics={}),
+            ),
+        )
         callback.on_load_checkpoint(cast(Any, trainer), task, {"metric_states": states})
         callback.on_train_start(cast(Any, trainer), task)
         assert (task.auroc.preds, task.auroc._update_count) == ([torch.tensor([rank])], rank)

@@ -20,6 +20,7 @@ from fulgurite.data import DigitsDataModule
 from fulgurite.models import SmallCNN
 from fulgurite.tasks import ClassificationTask
 from fulgurite.tasks.schedules import WarmupCosine
+from tests.commands import refused
 from tests.conftest import DIGITS, SMALL
 
 RECIPE = yaml.safe_load(DIGITS.read_text())["model"]["init_args"]
@@ -138,7 +139,8 @@ def test_settings_of_task_and_data_are_used(
         return step(self, batch, batch_idx)
 
     monkeypatch.setattr(ClassificationTask, "training_step", training_step)
-    assert resume(trained_run, "--model.label_smoothing", "0.25", "--data.batch_size", "16", "--seed_everything", "5") == 0
+    others = ["--model.label_smoothing", "0.25", "--data.batch_size", "16", "--seed_everything", "5"]
+    assert resume(trained_run, *others, "--resume_inexact") == 0
     assert seen == [(0.25, 16)] * 4
     assert differing(capsys) == [
         "seed_everything is 5; the checkpoint has 0",
@@ -235,3 +237,13 @@ def test_plateau_schedule_keeps_its_history_and_takes_what_is_new() -> None:
     found = second.lr_scheduler_configs[0].scheduler
     assert (found.factor, found.best, found.last_epoch) == (0.1, 1.0, 2)
     assert second.optimizers[0].param_groups[0]["lr"] == 0.05
+
+
+def test_schedule_of_a_strangers_checkpoint_is_not_played_for_ever(
+    here: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = torch.load(trained_run / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint["lr_schedulers"][0]["last_epoch"] = 10**15
+    torch.save(checkpoint, "odd.ckpt")
+    said = refused(capsys, "fit", "--ckpt_path", "odd.ckpt", "--trainer.max_epochs", "3")
+    assert said == "the checkpoint's schedule is at step 1000000000000000, and can be played anew to 12"

@@ -7,18 +7,20 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningModule
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fulgurite.checkpoint import KEY, Description
 from fulgurite.config import differences
 from fulgurite.console import note
-from fulgurite.errors import UserError, name_list
+from fulgurite.errors import UserError, name_list, shown
+from fulgurite.plain_yaml import read_yaml
 
 Settings = dict[str, Any]
 # Where this run writes, and what is filled in from the checkpoint or the data.
 _OF_THIS_RUN = ("trainer.runs_dir", "trainer.experiment", "model.init_args.spec")
+
+_MOST_STEPS = 20_000_000  # which takes a minute or two
 
 
 class Overrides(Callback):
@@ -49,9 +51,9 @@ class Overrides(Callback):
         _require_classes(checkpoint[KEY].get("spec") or {}, getattr(pl_module, "spec", None))
         stored, current = Description(**checkpoint[KEY]).sections, {}
         with suppress(TypeError):  # a task that no configuration can name; the run record says so
-            current = yaml.safe_load(trainer.describe_config())
+            current = read_yaml(trainer.describe_config())
         fitting = trainer.state.fn == "fit"
-        sections = ("model", "data", "seed_everything", "trainer") if fitting else ("model", "data")
+        sections = ("model", "data", "seed_everything", "trainer", "ema") if fitting else ("model", "data")
         for path, old, new in differences(stored, current):
             filled_in = path == "data.init_args.class_names" and old is None  # from the checkpoint itself
             if stored and path.partition(".")[0] in sections and not path.startswith(_OF_THIS_RUN) and not filled_in:
@@ -69,7 +71,7 @@ class Overrides(Callback):
             for part in ("optimizer", "schedule"):
                 if old[part] != new[part]:
                     raise UserError(
-                        f"the checkpoint's {part} is {old[part]}, so this run cannot be continued with {new[part]}\n"
+                        f"the checkpoint's {part} is {shown(old[part])}, so this run cannot be continued with {new[part]}\n"
                         f"keep the {part}, or start a new run"
                     )
 
@@ -83,6 +85,7 @@ class Overrides(Callback):
             if schedule is None or isinstance(schedule, ReduceLROnPlateau):
                 _put_back_changed(old, new, optimizer, schedule)
             else:
+                _require_within(schedule.last_epoch, max(trainer.estimated_stepping_batches, trainer.global_step))
                 _play_anew(new, optimizer, schedule)
                 rate = optimizer.param_groups[0]["lr"]
                 note("schedule", f"{new['schedule']} is played anew to step {trainer.global_step:,}: the rate is {rate:.3g}")
@@ -120,6 +123,12 @@ def _put_back_changed(old: Settings, new: Settings, optimizer: Any, schedule: An
         group.update({name: value for name, value in now.items() if before.get(name) != value})
     if schedule:
         schedule.load_state_dict({name: value for name, value in new["plan"].items() if old["plan"].get(name) != value})
+
+
+def _require_within(steps: Any, total: float) -> None:
+    most = min(total, _MOST_STEPS)
+    if not (isinstance(steps, int) and 0 <= steps <= most):
+        raise UserError(f"the checkpoint's schedule is at step {shown(steps)}, and can be played anew to {most:,.0f}")
 
 
 def _play_anew(new: Settings, optimizer: Any, schedule: Any) -> None:
