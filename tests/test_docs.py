@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from fulgurite.cli import main
+from fulgurite.models import SmallCNN
 from tests.conftest import ROOT
 from tests.images import save_splits, save_tree
+from tests.training import at_batch
 
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 # Put behind each `fit`, so that it is the same command on less.
@@ -62,8 +67,49 @@ def test_configurations_are_taken(checkout: Path, block: str) -> None:
     assert main(["fit", *images, *LESS]) == 0
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", DATA):
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / "docs" / target).exists(), target
-    for name in re.findall(r"`(configs/[\w/.]+)`", DATA):
+    for name in re.findall(r"`((?:configs|tests)/[\w/.]+)`", text):
         assert (ROOT / name).exists(), name
+
+
+def commands_in(page: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip().startswith("fulgurite ")]
+
+
+def fit_digits(epochs: int) -> None:
+    command = ["fit", "-c", "configs/experiment/digits.yaml", *LESS[2:8], "--trainer.max_epochs", str(epochs)]
+    assert main([*command, "--trainer.enable_progress_bar", "false"]) == 0
+
+
+@pytest.mark.parametrize("command", commands_in("resuming.md"))
+def test_commands_of_resuming(checkout: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    with monkeypatch.context() as patched:
+        at_batch(patched, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(AssertionError, match="75"):
+            fit_digits(3)
+    fewer = LESS[2:8] if "-c " in command else []
+    last = ["--trainer.max_epochs", "3"] if "max_epochs" not in command else []
+    assert main([*shlex.split(command)[1:], *fewer, *last]) == 0
+
+
+@pytest.mark.parametrize("command", commands_in("finetuning.md"))
+def test_commands_of_finetuning(checkout: Path, command: str) -> None:
+    fit_digits(1)
+    torch.save(SmallCNN(10, 1, width=4).state_dict(), "weights.pth")
+    assert main([*shlex.split(command)[1:], *LESS[:8]]) == 0
+
+
+def test_configuration_and_python_of_finetuning(checkout: Path) -> None:
+    text = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    state = SmallCNN(10, 1, width=4).state_dict()
+    torch.save({name.replace("stages.", "backbone."): value for name, value in state.items()}, "weights.pth")
+    Path("more.yaml").write_text(block, encoding="utf-8")
+    assert main(["fit", "-c", "configs/experiment/digits.yaml", "-c", "more.yaml", *LESS[:8]]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(code, "docs/finetuning.md", "exec"), {})
