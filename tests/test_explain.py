@@ -203,3 +203,12 @@ def test_fault_in_a_step_of_a_resumed_run_keeps_its_traceback(
     at_batch(monkeypatch, batch, fail)
     with pytest.raises(OSError, match="a disk broke"):
         main(["fit", "--ckpt_path", str(trained_run), "--trainer.max_epochs", "4"])
+
+
+def test_weights_alone_are_no_state_to_go_on_from(here: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = torch.load(trained_run / "checkpoints" / "last.ckpt", weights_only=True)
+    for part in ("loops", "callbacks", "optimizer_states", "lr_schedulers"):
+        del checkpoint[part]
+    torch.save(checkpoint, "weights.ckpt")
+    said = refused(capsys, "fit", "--ckpt_path", "weights.ckpt", "--trainer.max_epochs", "3")
+    assert said == "the checkpoint holds weights alone, so that no training can go on from it"

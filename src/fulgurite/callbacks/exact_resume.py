@@ -126,6 +126,8 @@ class ExactResume(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the epoch's metrics until the metrics are on their device."""
         self._metric_states, self._logged = checkpoint.get(_KEY, []), checkpoint.get(_LOGGED, {})
+        if "loops" not in checkpoint:  # weights alone, which Lightning refuses
+            return
         loops = checkpoint["loops"]["fit_loop"]
         batches = loops["epoch_loop.batch_progress"]["current"]
         within_epoch = batches["processed"] if batches["ready"] > batches["processed"] else 0
@@ -138,12 +140,12 @@ class ExactResume(Callback):
             trainer: of the run
             planned: the steps if they always had the present one
         """
-        if self._done is None or trainer.max_epochs is None or trainer.max_epochs < 0 or trainer.max_steps > 0:
+        if self._done is None or planned == math.inf or trainer.max_epochs is None or trainer.max_steps > 0:
             return planned
         accumulate = trainer.accumulate_grad_batches
-        now = {"the number of batches in an epoch": trainer.num_training_batches, "accumulate_grad_batches": accumulate}
-        goes_on = all(self._of_checkpoint.get(name, value) == value for name, value in now.items())  # else it begins anew
-        counted_twice = math.ceil(self._done.batches / accumulate) if goes_on else 0
+        self._conditions = _conditions(trainer)
+        begins_anew = self._obstacles(self._done.batches, accumulate)
+        counted_twice = 0 if begins_anew else math.ceil(self._done.batches / accumulate)
         per_epoch = math.ceil(trainer.num_training_batches / accumulate)
         return int(self._done.steps - counted_twice + max(trainer.max_epochs - self._done.epochs, 0) * per_epoch)
 

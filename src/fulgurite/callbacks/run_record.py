@@ -155,7 +155,7 @@ class RunRecord(Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember whether the training had come to its end."""
-        self._was_complete = bool(checkpoint["callbacks"].get("Checkpoints", {}).get("complete"))
+        self._was_complete = bool(checkpoint.get("callbacks", {}).get("Checkpoints", {}).get("complete"))
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Write the configuration; drop from the logs of a resumed run what it does again after its checkpoint.
