@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 
+from fulgurite.callbacks.accumulation import ShortWindow
 from fulgurite.callbacks.checkpoints import Checkpoints
 from fulgurite.callbacks.exact_resume import ExactResume
 from fulgurite.callbacks.overrides import Overrides
@@ -77,7 +78,7 @@ class Trainer(Recorded, pl.Trainer):
         self.exact_resume = ExactResume()
         logs = (self.logger_names or self.given_loggers) and not options.get("fast_dev_run")
         rates = [LearningRateMonitor(logging_interval="step")] if logs else []
-        always: list[Callback] = [self.exact_resume, Overrides(), self.record, *rates]
+        always: list[Callback] = [self.exact_resume, Overrides(), self.record, ShortWindow(), *rates]
         enable_checkpointing = enable_checkpointing and not options.get("fast_dev_run")
         super().__init__(
             logger=self.given_loggers or False,

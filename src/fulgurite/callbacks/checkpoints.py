@@ -21,10 +21,10 @@ from fulgurite.recorded import Recorded
 
 
 class Checkpoints(Recorded, Checkpoint):
-    """Save when the next batch starts: by then the validation, plateau step and epoch end of the last one are done.
+    """Keep the last and the best states of a run.
 
-    Lightning's ModelCheckpoint saves inside a step or epoch end, where its own resume loses one or the other, and leaves
-    ``last.ckpt`` behind when the score does not improve.
+    They are saved when the next batch starts: by then the validation, plateau step and epoch end of the last one are done,
+    one of which Lightning's own resume loses where ModelCheckpoint saves.
 
     Args:
         monitor: validation metric that decides which state is best; None takes the task's

@@ -23,10 +23,10 @@ from fulgurite.weights import find_weights, read_weights
 
 
 class InitialWeights(Recorded, Callback):
-    """Fill the task's network from a file before anything is made of its weights: averages, optimizers, DDP's copies.
+    """Start from weights that exist: those of a run, a .pth, a .safetensors.
 
-    Only a training that begins gets them: one that continues has its weights from its checkpoint, and the file
-    need not be there any more.
+    They are in the network before anything is made of it: averages, optimizers, DDP's copies. Only a training that begins
+    gets them: one that continues has its weights from its checkpoint, and the file need not be there any more.
 
     Args:
         path: a file of weights (.ckpt, .pth, .pt, .bin, .safetensors), a run folder for its best checkpoint, or best or last
