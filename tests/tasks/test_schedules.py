@@ -1,18 +1,29 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
 from fulgurite.cli import main
 from fulgurite.errors import UserError
 from fulgurite.tasks.metrics import Direction
-from fulgurite.tasks.schedules import Plateau, WarmupCosine
+from fulgurite.tasks.schedules import OneCycle, Plateau, WarmupCosine, make_schedule
 from tests.callbacks.test_exact_resume import RUN, end, kill_at
 from tests.commands import refused
 from tests.conftest import SMALL
@@ -169,3 +180,52 @@ def test_plateau_needs_validation_at_the_pace_of_epochs(
         "a plateau schedule looks at epochs, and this run validates without regard to them: "
         "set trainer.check_val_every_n_epoch, and trainer.val_check_interval to batches or a share of the epoch"
     )
+
+
+@pytest.mark.parametrize("momentum", [(0.85, 0.95), None])
+def test_one_cycle_rises_to_the_rate_and_falls(momentum: tuple[float, float] | None) -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.9)
+    schedule = make_schedule(partial(OneCycle, warmup=0.25, momentum=momentum), optimizer, 40)
+    found = []
+    for _ in range(40):
+        found.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]))
+        optimizer.step()
+        schedule.step()
+    rates = [rate for rate, _ in found]
+    assert rates[0] == pytest.approx(0.02)
+    assert max(rates) == pytest.approx(0.5, rel=0.01)
+    assert rates.index(max(rates)) in (9, 10)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 4e-6)
+    momenta = [value for _, value in found]
+    assert (min(momenta), max(momenta)) == (pytest.approx(momentum, abs=0.001) if momentum else (0.9, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (partial(ExponentialLR), "the scheduler ExponentialLR takes gamma where a schedule is given the number of steps"),
+        (partial(StepLR, gamma=0.5), "the scheduler StepLR takes step_size where"),
+        (partial(LinearLR), "the scheduler cannot be made of the optimizer and 40 steps: "),
+        (partial(OneCycleLR), "the scheduler cannot be made of the optimizer and 40 steps: "),
+        (partial(ReduceLROnPlateau), "the scheduler cannot be made of the optimizer and 40 steps: "),
+    ],
+)
+def test_pytorchs_schedule_that_would_take_the_steps_for_something_else_is_refused(schedule: Any, text: str) -> None:
+    with pytest.raises(UserError) as error:
+        make_schedule(schedule, SGD([nn.Parameter(torch.zeros(1))], lr=0.5), 40)
+    assert str(error.value).startswith(text)
+    assert str(error.value).endswith("WarmupCosine, OneCycle, Plateau; or a class of your own around it")
+
+
+@pytest.mark.parametrize("schedule", [CosineAnnealingLR, partial(PolynomialLR, power=2.0), WarmupCosine, OneCycle])
+def test_schedules_that_are_told_the_steps_are_made(schedule: Any) -> None:
+    make_schedule(schedule, SGD([nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.9), 40)
+
+
+@pytest.mark.parametrize("window", ["1", "3"])
+def test_one_cycle_of_a_configuration_ends_with_the_run(here: Path, window: str) -> None:
+    options = ["--model.scheduler", "fulgurite.tasks.schedules.OneCycle", "--trainer.accumulate_grad_batches", window]
+    assert fit(*options) == 0
+    state = torch.load("runs/digits/v001/checkpoints/last.ckpt", weights_only=True)
+    assert state["lr_schedulers"][0]["last_epoch"] == state["global_step"]
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.01 * 4e-6)

@@ -24,7 +24,7 @@ from fulgurite.tasks.loss import ClassificationLoss
 from fulgurite.tasks.metrics import Direction, EpochMetrics, Stage
 from fulgurite.tasks.mixing import make_mixing
 from fulgurite.tasks.prediction import MultiLabelPrediction, Prediction, check_top_k, likeliest
-from fulgurite.tasks.schedules import Plateau
+from fulgurite.tasks.schedules import Plateau, make_schedule
 
 
 class ClassificationTask(Recorded, LightningModule):
@@ -182,7 +182,7 @@ class ClassificationTask(Recorded, LightningModule):
             return optimizer
         total = self.trainer.estimated_stepping_batches
         endless = total in (float("inf"), -1)  # Lightning's -1: a stream of unknown length
-        schedule = self.scheduler(optimizer, 1 if endless else int(total))
+        schedule = make_schedule(self.scheduler, optimizer, 1 if endless else int(total))
         if isinstance(schedule, Plateau):
             config = schedule.lightning_config(self.trainer, self.monitor, self.directions[self.monitor])
             return cast(OptimizerLRScheduler, {"optimizer": optimizer, "lr_scheduler": config})

@@ -6,14 +6,46 @@ numbers. PyTorch's ``CosineAnnealingLR`` and ``PolynomialLR`` already have this 
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from fulgurite.errors import UserError
 from fulgurite.tasks.metrics import Direction
+
+# What PyTorch's schedules call the number of steps in the whole run.
+_TOTALS = ("total_steps", "T_max", "total_iters")
+
+
+def make_schedule(schedule: Callable[[Optimizer, int], LRScheduler], optimizer: Optimizer, total_steps: int) -> LRScheduler:
+    """Make a schedule of an optimizer's steps.
+
+    Args:
+        schedule: class, or partial of one, whose first parameters are the optimizer and the number of steps
+        optimizer: whose rate is scheduled
+        total_steps: of the optimizer in the whole run
+
+    Raises:
+        UserError: if it is one of PyTorch's that takes something else there, and would take the number for that
+    """
+    advice = "take one of fulgurite.tasks.schedules: WarmupCosine, OneCycle, Plateau; or a class of your own around it"
+    try:
+        made = schedule(optimizer, total_steps)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        text = f"the scheduler cannot be made of the optimizer and {total_steps:,} steps: {error}"
+        raise UserError(f"{text}\n{advice}") from error
+    second = list(inspect.signature(type(made)).parameters)[1:2]
+    if type(made).__module__.startswith("torch.optim") and not set(second) & set(_TOTALS):
+        raise UserError(
+            f"the scheduler {type(made).__name__} takes {second[0]} where a schedule is given the number of steps\n{advice}"
+        )
+    return made
 
 
 class WarmupCosine(LambdaLR):
@@ -44,6 +76,48 @@ class WarmupCosine(LambdaLR):
             return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
         super().__init__(optimizer, factor)
+
+
+class OneCycle(OneCycleLR):
+    """Rise to the optimizer's rate and fall far below where it began, with the momentum the other way (arXiv:1708.07120).
+
+    Args:
+        optimizer: whose rate is the highest of the cycle
+        total_steps: of the optimizer in the whole run
+        warmup: share of the steps spent rising
+        initial: share of the rate to begin with
+        final: share of the rate left at the end
+        momentum: lowest and highest momentum of the cycle, or the first of Adam's betas; None leaves it alone
+
+    Raises:
+        UserError: if a share is outside 0..1
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_steps: int,
+        *,
+        warmup: float = 0.3,
+        initial: float = 0.04,
+        final: float = 4e-6,
+        momentum: tuple[float, float] | None = (0.85, 0.95),
+    ) -> None:
+        for name, share in (("warmup", warmup), ("initial", initial), ("final", final)):
+            if not 0 < share < 1:
+                raise UserError(f"{name} is {share}; it is a share, above 0 and below 1")
+        lowest, highest = momentum or (0.0, 0.0)
+        super().__init__(
+            optimizer,
+            [group["lr"] for group in optimizer.param_groups],
+            max(total_steps, 1) + 1,  # PyTorch counts the rate before the first step, too, and stops at the last
+            pct_start=warmup,
+            div_factor=1 / initial,
+            final_div_factor=initial / final,
+            cycle_momentum=momentum is not None,
+            base_momentum=lowest,
+            max_momentum=highest,
+        )
 
 
 class Plateau(ReduceLROnPlateau):
