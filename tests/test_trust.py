@@ -336,6 +336,10 @@ def test_a_logger_that_writes_into_the_run_is_taken_over(logger: Any) -> None:
     assert split_settings({"logger": logger}) == ({"logger": logger}, [])
 
 
+def test_names_that_are_no_text_are_told_as_text() -> None:
+    assert split_settings({3: "x"}) == ({}, ["3"])
+
+
 def test_data_comes_without_places(capsys: pytest.CaptureFixture[str]) -> None:
     data = {"class_path": "a.B", "init_args": {"root": "photos", "cache_dir": "/etc", "cache_dir+": "/etc", "size": 8}}
     assert without_places(data, source="x.ckpt") == {"class_path": "a.B", "init_args": {"root": "photos", "size": 8}}

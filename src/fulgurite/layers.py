@@ -12,7 +12,7 @@ from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.config import Config, Tree, read_file
 from fulgurite.data.spec import DataSpec
-from fulgurite.errors import UserError
+from fulgurite.errors import UserError, shown
 from fulgurite.request import Request
 from fulgurite.runs import find_checkpoint, find_run, resumable
 from fulgurite.trainer import Trainer
@@ -87,7 +87,7 @@ class Layers:
         path = resumable(run)
         settings = describe(read_checkpoint(path), path).sections.get("trainer")
         objects = split_settings(settings)[1] if isinstance(settings, dict) else []
-        if missing := [name for name in objects if self._trainer(name, self) is self]:
+        if missing := [shown(name) for name in objects if self._trainer(name, self) is self]:
             raise UserError(
                 f"{run} was trained with trainer.{', trainer.'.join(missing)}: code that a checkpoint does not bring along, "
                 f"as it may come from a stranger\nif the run is yours: fulgurite fit -c {run / 'config.yaml'} --resume {run}"

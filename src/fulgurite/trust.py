@@ -92,10 +92,10 @@ def trust_flags(config: str | None, sections: Sequence[str] = ()) -> list[str]:
     return [flag for package in sorted(own - {"lightning"}) for flag in ("--trust", package)]
 
 
-def split_settings(section: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def split_settings(section: dict[Any, Any]) -> tuple[dict[str, Any], list[str]]:
     """Part a checkpoint's settings: those that a run may take over, and the names of the objects that it may not."""
     kept = {name: value for name, value in section.items() if name not in (*_PLACES, *_OBJECTS) and _is_setting(name, value)}
-    return kept, [name for name, value in section.items() if value and name not in kept and name not in _PLACES]
+    return kept, [str(name) for name, value in section.items() if value and name not in kept and name not in _PLACES]
 
 
 def without_places(data: dict[str, Any], *, source: str) -> dict[str, Any]:
