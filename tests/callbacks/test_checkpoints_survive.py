@@ -110,7 +110,10 @@ def test_ctrl_c_that_torchrun_passes_on_once_more_is_the_same_one(here: Path, mo
     assert steps(RUN) == {"best": 4, "last": 6}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+USR1 = pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, USR1])
 def test_signal_from_outside(here: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "fulgurite", "fit", *SMALL, "--trainer.max_epochs", "5000"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -146,7 +149,7 @@ def test_stop_before_the_first_checkpoint(
     assert list(Path("runs/digits").iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, USR1])
 def test_signal_to_the_whole_job_leaves_the_workers_at_work(here: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "fulgurite", "fit", *SMALL, "--trainer.max_epochs", "5000", "--data.num_workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
