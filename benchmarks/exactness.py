@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from image_files import save_photos  # beside this script
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
@@ -40,20 +40,6 @@ from fulgurite.tasks import ClassificationTask
 SIZES: list[tuple[int, int, float | None]] = [(375, 500, 0.03), (120, 160, None)]
 BATCH, SIZE, COUNT = 32, 224, 256
 SPEC = DataSpec(("a", "b"), 3, SIZE, SIZE, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-def save_photos(folder: Path, height: int, width: int, count: int = 64) -> list[Path]:
-    """Write JPEGs with edges, areas and noise."""
-    rng = np.random.default_rng(0)
-    folder.mkdir()
-    paths = []
-    for number in range(count):
-        small = rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
-        smooth = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
-        paths.append(folder / f"{number}.jpg")
-        noisy = smooth + rng.normal(0, 6, smooth.shape)
-        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
-    return paths
 
 
 def loader(paths: list[Path], *, exact: bool) -> DataLoader[Any]:
@@ -135,7 +121,7 @@ def main() -> int:
     missed = False
     with tempfile.TemporaryDirectory() as folder:
         for height, width, target in SIZES:
-            paths = save_photos(Path(folder, f"{width}x{height}"), height, width)
+            paths = save_photos(Path(folder, f"{width}x{height}"), 64, height, width)
             print(f"JPEG {width} x {height} to {SIZE} x {SIZE}{'exact':>12}{'stock':>10}  ms an image")
             for name, measure in (("loader alone", read), ("fit", train_both)):
                 exact, stock, ratio = measure(paths, rounds)

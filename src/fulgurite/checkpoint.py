@@ -153,14 +153,19 @@ def _is_plain(part: zipfile.ZipInfo) -> bool:
     return part.compress_type == zipfile.ZIP_STORED and part.compress_size == part.file_size and part.external_attr == 0
 
 
+def require_safe_reading(what: str) -> None:
+    """Raise UserError where the environment lets a stranger's file run code."""
+    if os.environ.get(_WEAKENING, "0") not in ("", "0"):
+        raise UserError(f"{_WEAKENING} is set, which lets a {what} run code: unset it")
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU; nothing in it can run.
 
     Raises:
         UserError: if it is missing, damaged, holds more than plain data, or the environment weakens the reading
     """
-    if os.environ.get(_WEAKENING, "0") not in ("", "0"):
-        raise UserError(f"{_WEAKENING} is set, which lets a checkpoint run code: unset it")
+    require_safe_reading("checkpoint")
     if not path.is_file():
         raise UserError(f"no checkpoint file at {path}")
     if problem := damage(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 import struct
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fulgurite.checkpoint import _WEAKENING, damage
+from fulgurite.checkpoint import damage, require_safe_reading
 from fulgurite.errors import UserError, did_you_mean, name_list
 from fulgurite.plain_data import NotPlainError, check_pickle
 from fulgurite.runs import find_checkpoint
@@ -96,8 +95,7 @@ def read_weights(path: Path) -> WeightsFile:
     Raises:
         UserError: if it is missing or damaged, holds code or no tensors, or the environment weakens the reading
     """
-    if os.environ.get(_WEAKENING, "0") not in ("", "0"):
-        raise UserError(f"{_WEAKENING} is set, which lets a file of weights run code: unset it")
+    require_safe_reading("file of weights")
     if not path.is_file():
         raise UserError(f"no file of weights at {path}")
     try:

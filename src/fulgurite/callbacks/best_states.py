@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fulgurite.checkpoint import damage, replace_by_link
-
-Direction = Literal["min", "max"]
+from fulgurite.tasks.metrics import Direction
 
 
 @dataclass(frozen=True)

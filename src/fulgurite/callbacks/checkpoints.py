@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Checkpoint
 
-from fulgurite.callbacks.best_states import Best, BestStates, Direction
+from fulgurite.callbacks.best_states import Best, BestStates
 from fulgurite.callbacks.finite import not_finite, require_finite
 from fulgurite.callbacks.monitor import require_logged, settle_monitor
 from fulgurite.callbacks.stop_signals import StopSignals
@@ -18,6 +18,7 @@ from fulgurite.console import note
 from fulgurite.errors import RunStopped, UserError
 from fulgurite.processes import Poll
 from fulgurite.recorded import Recorded
+from fulgurite.tasks.metrics import Direction
 
 
 class Checkpoints(Recorded, Checkpoint):
@@ -75,11 +76,6 @@ class Checkpoints(Recorded, Checkpoint):
     def last_path(self) -> Path:
         """Where the latest state is."""
         return self._folder / "last.ckpt"
-
-    @property
-    def best_path(self) -> Path:
-        """Where the best state is, once validation has run."""
-        return self._folder / "best.ckpt"
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Settle the metric and its direction, and refuse one that the task does not log."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from fulgurite.callbacks.best_states import Direction
 from fulgurite.errors import UserError, did_you_mean, shown
+from fulgurite.tasks.metrics import Direction
 
 
 def settle_monitor(monitor: str | None, mode: Direction | None, task: LightningModule) -> tuple[str, Direction]:
