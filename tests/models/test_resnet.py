@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fulgurite.errors import UserError
 from fulgurite.models import ResNet
-from fulgurite.models.resnet import BasicBlock, Bottleneck, DropPath
+from fulgurite.models.resnet import BasicBlock, Bottleneck
 
 BASIC: dict[str, Any] = {"layers": (1, 2), "width": 4}
 BOTTLENECK: dict[str, Any] = {"block": "bottleneck", "layers": (1, 2), "width": 4}
@@ -78,30 +78,6 @@ def test_computes_what_torchvision_computes(name: str, block: Any, layers: tuple
     network.load_state_dict(dict(zip(target, source.values(), strict=True)))
     with torch.no_grad():
         torch.testing.assert_close(network.eval()(images), reference.eval()(images), rtol=1e-5, atol=1e-5)
-
-
-def test_drop_path_is_the_identity_in_eval_and_at_rate_zero() -> None:
-    branch = noise(8, 2, 3, 3)
-    assert DropPath(0.9).eval()(branch) is branch
-    assert DropPath(0.0).train()(branch) is branch
-
-
-def test_drop_path_drops_whole_samples_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    dropped = DropPath(0.25)(torch.ones(4096, 2, 3, 3))
-    assert torch.equal(dropped, dropped[:, :1, :1, :1].expand_as(dropped))
-    torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / 0.75]))
-    # The mean over 4096 samples has a standard deviation of 0.009.
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.03)
-
-
-def test_drop_path_follows_the_global_seed() -> None:
-    drop_path, branch = DropPath(0.5), torch.ones(64, 1, 1, 1)
-    torch.manual_seed(1)
-    first, second = drop_path(branch), drop_path(branch)
-    torch.manual_seed(1)
-    assert torch.equal(drop_path(branch), first)
-    assert not torch.equal(first, second)
 
 
 def test_drop_path_grows_linearly_with_depth() -> None:
@@ -204,6 +180,10 @@ def test_config_names_the_activation_and_survives_a_dump(init_args: dict[str, An
         ({"drop_path": -0.1}, "drop_path is -0.1; it must be at least 0 and below 1"),
         ({"drop_path": float("nan")}, "drop_path is nan; it must be at least 0 and below 1"),
         ({"block": "basik"}, "block is 'basik' (did you mean 'basic'?); allowed: basic, bottleneck"),
+        (
+            {"init": "kaming"},
+            "init is 'kaming' (did you mean 'kaiming'?); allowed: default, kaiming, truncated_normal, xavier, orthogonal",
+        ),
         ({"stem": "huge"}, "stem is 'huge'; allowed: small, large"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Preprocess(nn.Module):
-    """Turn uint8 images into normalised float32 ones, on the device they are on.
+    """Turn uint8 images into normalised floats of the network's type, on the device they are on.
 
     Args:
         mean: per channel, of images scaled to 0..1
@@ -21,19 +21,21 @@ class Preprocess(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
+        self.memory_format = torch.contiguous_format
+        """How the result lies in memory, whatever the loader gives; :class:`fulgurite.callbacks.compute.Compute` sets it."""
         # Not persistent: a checkpoint has these numbers in its DataSpec already, and nowhere twice.
         self.register_buffer("scale", 1 / (255 * torch.tensor(std).reshape(-1, 1, 1)), persistent=False)
         self.register_buffer("offset", (torch.tensor(mean) / torch.tensor(std)).reshape(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (B, C, H, W) uint8 to (B, C, H, W) float32.
+        """Map (B, C, H, W) uint8 to (B, C, H, W) float32, or the type that the task has been cast to.
 
         Raises:
             TypeError: if the images are not uint8; floats would be scaled twice in silence
         """
         if images.dtype != torch.uint8:
             raise TypeError(f"expected uint8 images of 0..255, got {images.dtype}")
-        # Decoders give channels last. PyTorch 2.14.1 corrupts memory on a CPU in the backward pass of narrow convolutions over
-        # such images, so what leaves here is contiguous. In place: uint8 as one operand of two takes a slow path.
-        floats = images.to(torch.float32, memory_format=torch.contiguous_format)
-        return floats.mul_(self.scale).sub_(self.offset)
+        # Computed in float32 at least. In place: uint8 as one operand of two takes a slow path.
+        wide = torch.float64 if self.scale.dtype == torch.float64 else torch.float32
+        floats = images.to(wide, memory_format=self.memory_format)
+        return floats.mul_(self.scale).sub_(self.offset).to(self.scale.dtype)

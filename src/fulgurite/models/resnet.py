@@ -8,28 +8,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fulgurite.errors import UserError, did_you_mean
-
-
-class DropPath(nn.Module):
-    """Zero whole samples of a residual branch in training and scale up the rest, so that the mean stays.
-
-    Huang et al. 2016, "stochastic depth", https://arxiv.org/abs/1603.09382. Draws from torch's global generator.
-
-    Args:
-        rate: probability to drop a sample, at least 0 and below 1
-    """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: Tensor) -> Tensor:
-        """Map (B, C, H, W) to the same shape; the identity in eval mode."""
-        if not self.training or self.rate == 0.0:
-            return branch
-        keep = 1.0 - self.rate
-        mask = branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep)
-        return branch * (mask / keep)
+from fulgurite.models.drop_path import DropPath
+from fulgurite.models.initialize import Init, initialize
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -168,6 +148,7 @@ class ResNet(nn.Module):
         activation: called with no arguments, once for each place
         zero_init: start every branch at zero, so that a block first passes on its shortcut
         drop_path: probability to skip the last block's branch; earlier blocks have it in proportion to their depth
+        init: how the weights are drawn
 
     Raises:
         UserError: if a value is not allowed
@@ -185,6 +166,7 @@ class ResNet(nn.Module):
         activation: Callable[[], nn.Module] = nn.ReLU,
         zero_init: bool = True,
         drop_path: float = 0.0,
+        init: Init = "kaiming",
     ) -> None:
         super().__init__()
         for name, value in (("num_classes", num_classes), ("in_channels", in_channels), ("width", width)):
@@ -204,7 +186,9 @@ class ResNet(nn.Module):
         self.stem = stems[stem](in_channels, width, activation)
         self.stages = _stages(blocks[block], layers, width, activation, drop_path)
         self.head = nn.Linear(self.num_features, num_classes)
-        self._init_weights(zero_init)
+        initialize(self, init)
+        if zero_init:
+            self._zero_branches()
 
     def features(self, images: Tensor) -> Tensor:
         """Map float images (B, C, H, W) to one vector each, (B, num_features)."""
@@ -216,16 +200,10 @@ class ResNet(nn.Module):
         logits: Tensor = self.head(self.features(images))
         return logits
 
-    def _init_weights(self, zero_init: bool) -> None:
-        """Start convolutions as in He et al., https://arxiv.org/abs/1502.01852, and branches at zero.
-
-        The zeros are from Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 5.1.
-        """
+    def _zero_branches(self) -> None:
+        """Start branches at zero as in Goyal et al. 2017, https://arxiv.org/abs/1706.02677, section 5.1."""
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                # The gain is ReLU's whatever the activation: the norms make up for the difference.
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init and isinstance(module, BasicBlock):
+            if isinstance(module, BasicBlock):
                 nn.init.zeros_(module.norm2.weight)
-            elif zero_init and isinstance(module, Bottleneck):
+            elif isinstance(module, Bottleneck):
                 nn.init.zeros_(module.norm3.weight)

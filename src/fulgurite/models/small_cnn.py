@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fulgurite.errors import UserError
+from fulgurite.models.initialize import Init, initialize
 
 
 def _stage(in_channels: int, out_channels: int) -> list[nn.Module]:
@@ -28,12 +29,22 @@ class SmallCNN(nn.Module):
         width: channels of the first stage; each further stage has twice as many
         depth: number of stages; each but the first sees sides half as long
         dropout: probability to drop a feature before the last layer
+        init: how the weights are drawn
 
     Raises:
         UserError: if a number is out of range
     """
 
-    def __init__(self, num_classes: int, in_channels: int, *, width: int = 32, depth: int = 3, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        *,
+        width: int = 32,
+        depth: int = 3,
+        dropout: float = 0.0,
+        init: Init = "default",
+    ) -> None:
         super().__init__()
         least_one = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "depth": depth}
         for name, value in least_one.items():
@@ -50,6 +61,7 @@ class SmallCNN(nn.Module):
         self.num_features = width * 2 ** (depth - 1)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(self.num_features, num_classes)
+        initialize(self, init)
 
     def features(self, images: Tensor) -> Tensor:
         """Map float images (B, C, H, W) to one vector each, (B, num_features)."""

@@ -14,6 +14,7 @@ from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.explain import build_errors, user_errors
+from fulgurite.models.pretrained import without_initial_weights
 from fulgurite.runs import find_checkpoint
 from fulgurite.trust import NoFiles, check_trusted
 
@@ -53,6 +54,7 @@ def load(
     with build_errors(str(file)), user_errors():
         config = parser.parse_object({"model": model})
         check_trusted(config.as_dict(), trust, source=str(file))  # a bare name has become the path of any class by that name
-        task = parser.instantiate(config).model
+        with without_initial_weights():
+            task = parser.instantiate(config).model
         task.load_state_dict(checkpoint["state_dict"])
     return task.eval().to(device)
