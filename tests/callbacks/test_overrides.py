@@ -33,6 +33,15 @@ COSINE = ["--model.scheduler", "torch.optim.lr_scheduler.CosineAnnealingLR"]
 Settings = list[dict[str, Any]]
 
 
+LAYERS = ["--model.layer_decay", "0.5"]
+
+
+def groups_of(run: Path | str) -> dict[str, tuple[float, float]]:
+    """Return each parameter group's rate at the start of the schedule, and its weight decay."""
+    state = torch.load(Path(run) / "checkpoints" / "last.ckpt", weights_only=True)["optimizer_states"][0]
+    return {group["name"]: (group.get("initial_lr", group["lr"]), group["weight_decay"]) for group in state["param_groups"]}
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Collect the settings that each optimizer step is made with."""
@@ -96,6 +105,33 @@ def test_other_settings_of_the_optimizer_are_used(
     assert [step[name] for step in steps] == [new] * 8
     assert [step["lr"] for step in steps] == plan(SCHEDULE, 16, lr=LR)[8:]
     assert any(line.startswith(f"model.init_args.optimizer.init_args.{name} is ") for line in differing(capsys))
+
+
+@pytest.mark.parametrize("more", [[], ["--model.scheduler", "null"]], ids=["schedule", "none"])
+def test_each_group_gets_its_share_of_what_is_new(here: Path, more: list[str]) -> None:
+    runs = {}
+    for name, rate, decay in (("old", "0.1", "0.5"), ("new", "0.2", "0.25")):
+        options = ["--model.optimizer.lr", rate, "--model.optimizer.weight_decay", decay, "--trainer.experiment", name]
+        assert fit(*LAYERS, *options, *more) == 0
+        runs[name] = groups_of(f"runs/{name}/v001")
+    assert runs["old"]["head_decay"] == (0.1, 0.5)
+    assert runs["old"]["head_no_decay"] == (0.1, 0.0)
+    assert resume("runs/old/v001", "--model.optimizer.lr", "0.2", "--model.optimizer.weight_decay", "0.25") == 0
+    assert groups_of("runs/old/v002") == runs["new"]
+
+
+def test_decay_of_all_can_begin_in_the_middle(here: Path, trained_run: Path) -> None:
+    assert resume(trained_run, "--model.decay_all") == 0
+    assert groups_of("runs/digits/v001") == {"decay": (LR, WEIGHT_DECAY), "no_decay": (LR, WEIGHT_DECAY)}
+
+
+def test_state_of_other_groups_is_refused(here: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "fit", "--ckpt_path", str(trained_run), "--trainer.max_epochs", "3", *LAYERS) == (
+        "the checkpoint's optimizer has 2 parameter groups (decay of 7 tensors, no_decay of 13 tensors), and this run's has "
+        "14 parameter groups (layer_1_decay of 1 tensors, layer_2_no_decay of 2 tensors, ... (12 more)), so it cannot be "
+        "continued\nkeep the network and layer_decay, or start a new run from its weights: --weights.path"
+    )
+    assert list(Path("runs/digits").iterdir()) == []
 
 
 def test_momentum_is_used(here: Path, steps: Settings) -> None:

@@ -101,7 +101,7 @@ def test_training_metrics_are_those_of_all_samples(here: Path) -> None:
 def test_loss_of_a_step_is_logged_only_where_it_is_written(here: Path, every: int, logged: bool) -> None:
     trainer = quiet(max_epochs=1, log_every_n_steps=every, logger="csv")
     trainer.fit(make(), loader(8), loader(4))
-    assert ("train/loss_step" in trainer.logged_metrics) is logged
+    assert ("train/loss_step" in trainer.callback_metrics) is logged
 
 
 def test_directions_are_those_of_what_validation_logs() -> None:

@@ -133,3 +133,48 @@ def test_bad_arguments_are_named(data: dict[str, Any], options: dict[str, Any], 
     with pytest.raises(UserError) as error:
         ClassificationLoss(spec(**data), **options)
     assert str(error.value) == text
+
+
+def test_bce_asks_of_each_class_whether_it_is_the_label() -> None:
+    # logits log 3 and 0: the first class is there with 3/4, the second with 1/2
+    assert loss([0, 1], kind="bce") == pytest.approx((A + log(2) + B + log(2)) / 4)
+    assert loss([[1.0, 0.0], [0.0, 1.0]], kind="bce") == loss([0, 1], kind="bce")  # as mixing gives them
+    smooth = 0.9 * A + 0.1 * B + log(2)  # 0.2 spread over two classes
+    assert loss([0, 0], kind="bce", label_smoothing=0.2) == pytest.approx(smooth / 2)
+    hot = torch.tensor([[1, 0], [0, 1]], dtype=torch.uint8)
+    assert loss(hot, multi_label=True, kind="bce") == loss(hot, multi_label=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "targets", "expected"),
+    [
+        ({}, [0, 1], (A / 16 + B * 9 / 16) / 2),
+        ({"class_weights": [1, 3]}, [0, 1], (A / 16 + 3 * B * 9 / 16) / 4),
+        ({"label_smoothing": 0.5}, [0, 0], 0.75 * A / 16 + 0.25 * B * 9 / 16),
+        ({}, [[0.25, 0.75], [1.0, 0.0]], (0.25 * A / 16 + 0.75 * B * 9 / 16 + A / 16) / 2),
+        ({"kind": "bce"}, [0, 1], (A / 16 + log(2) / 4 + B * 9 / 16 + log(2) / 4) / 4),
+    ],
+)
+def test_focal_loss(options: dict[str, Any], targets: Any, expected: float) -> None:
+    assert loss(targets, focal_gamma=2.0, **options) == pytest.approx(expected)
+
+
+def test_focal_loss_without_focus_is_the_plain_one_and_has_finite_gradients_when_sure() -> None:
+    each: tuple[dict[str, Any], ...] = ({}, {"label_smoothing": 0.3, "class_weights": [1, 3]})
+    for options in each:
+        logits = torch.tensor([[0.5, -1.0], [2.0, 1.0], [-0.3, 0.4]])
+        assert loss([0, 0, 1], logits, focal_gamma=1e-9, **options) == pytest.approx(loss([0, 0, 1], logits, **options))
+    for kind in ("cross_entropy", "bce"):
+        logits = torch.tensor([[100.0, -100.0]], requires_grad=True)
+        ClassificationLoss(spec(), kind=kind, focal_gamma=0.5)(logits, torch.tensor([0])).backward()
+        assert logits.grad is not None
+        assert bool(logits.grad.isfinite().all())
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"loss is 'cross_entrpy' \(did you mean 'cross_entropy'\?\); allowed: cross_entropy, bce"
+    ):
+        ClassificationLoss(spec(), kind="cross_entrpy")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="focal_gamma is -1; it must be at least 0"):
+        ClassificationLoss(spec(), focal_gamma=-1)

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import (
 from fulgurite.cli import main
 from fulgurite.errors import UserError
 from fulgurite.tasks.metrics import Direction
-from fulgurite.tasks.schedules import OneCycle, Plateau, WarmupCosine, make_schedule
+from fulgurite.tasks.schedules import OneCycle, Plateau, StepDecay, WarmupCosine, make_schedule
 from tests.callbacks.test_exact_resume import RUN, end, kill_at
 from tests.commands import refused
 from tests.conftest import SMALL
@@ -214,10 +214,10 @@ def test_pytorchs_schedule_that_would_take_the_steps_for_something_else_is_refus
     with pytest.raises(UserError) as error:
         make_schedule(schedule, SGD([nn.Parameter(torch.zeros(1))], lr=0.5), 40)
     assert str(error.value).startswith(text)
-    assert str(error.value).endswith("WarmupCosine, OneCycle, Plateau; or a class of your own around it")
+    assert str(error.value).endswith("WarmupCosine, StepDecay, OneCycle, Plateau; or a class of your own around it")
 
 
-@pytest.mark.parametrize("schedule", [CosineAnnealingLR, partial(PolynomialLR, power=2.0), WarmupCosine, OneCycle])
+@pytest.mark.parametrize("schedule", [CosineAnnealingLR, partial(PolynomialLR, power=2.0), WarmupCosine, StepDecay, OneCycle])
 def test_schedules_that_are_told_the_steps_are_made(schedule: Any) -> None:
     make_schedule(schedule, SGD([nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.9), 40)
 
@@ -229,3 +229,78 @@ def test_one_cycle_of_a_configuration_ends_with_the_run(here: Path, window: str)
     state = torch.load("runs/digits/v001/checkpoints/last.ckpt", weights_only=True)
     assert state["lr_schedulers"][0]["last_epoch"] == state["global_step"]
     assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.01 * 4e-6)
+
+
+def test_all_groups_keep_their_ratio() -> None:
+    for schedule in (WarmupCosine, StepDecay, OneCycle, partial(PolynomialLR, power=2.0)):
+        groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.5)]
+        optimizer = SGD(groups, momentum=0.9)
+        made = make_schedule(schedule, optimizer, 20)
+        for _ in range(20):
+            high, low = (group["lr"] for group in optimizer.param_groups)
+            assert low == pytest.approx(high / 2)
+            optimizer.step()
+            made.step()
+
+
+def test_plateau_keeps_the_ratio_of_groups_down_to_its_least_rate() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 1e-9)]
+    optimizer = SGD(groups)
+    schedule = Plateau(optimizer, 1, factor=0.5, patience=0, min_lr=0.2)
+    for expected in (1.0, 0.5, 0.25, 0.2, 0.2):
+        schedule.step(1.0)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, expected * 1e-9])
+
+
+def stepped(total_steps: int, **options: Any) -> list[float]:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, found = StepDecay(optimizer, total_steps, **options), []
+    for _ in range(total_steps):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1.0] * 3 + [0.1] * 4 + [0.01] * 3),
+        ({"milestones": [0.5, 0.8]}, [1.0] * 5 + [0.1] * 3 + [0.01] * 2),
+        ({"milestones": 0.25, "factor": 0.5}, [1.0] * 2 + [0.5] * 3 + [0.25] * 3 + [0.125] * 2),
+        ({"milestones": 0.2}, [1.0] * 2 + [0.1] * 2 + [0.01] * 2 + [0.001] * 2 + [0.0001] * 2),
+        ({"milestones": 0.6, "warmup": 0.3}, [0.25, 0.5, 0.75] + [1.0] * 3 + [0.1] * 4),
+        ({"milestones": [0.1], "warmup": 0.3}, [0.25, 0.05, 0.075] + [0.1] * 7),  # lowered while it rises
+    ],
+)
+def test_step_decay(options: dict[str, Any], expected: list[float]) -> None:
+    assert stepped(10, **options) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"factor": 1.0}, "factor is 1.0; the rate is multiplied by it: above 0 and below 1"),
+        ({"warmup": 2.0}, "warmup is 2.0; it is a share, from 0 to 1"),
+        ({"milestones": []}, "milestones is []; they are rising shares of the run, above 0 and below 1"),
+        ({"milestones": [0.5, 0.5]}, "milestones is [0.5, 0.5]; they are rising shares of the run, above 0 and below 1"),
+        ({"milestones": [30, 60]}, "milestones is [30, 60]; they are rising shares of the run, above 0 and below 1"),
+        ({"milestones": 30}, "milestones is 30; they are rising shares of the run, above 0 and below 1"),
+        ({"milestones": 0.0}, "milestones is 0.0; they are rising shares of the run, above 0 and below 1"),
+    ],
+)
+def test_senseless_step_decay_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as error:
+        stepped(10, **options)
+    assert str(error.value) == text
+
+
+def test_step_decay_of_a_configuration(here: Path) -> None:
+    steps = ["--model.scheduler", "fulgurite.tasks.schedules.StepDecay", "--model.scheduler.milestones", "[0.25,0.5]"]
+    assert fit(*steps) == 0
+    state = torch.load("runs/digits/v001/checkpoints/last.ckpt", weights_only=True)
+    assert state["lr_schedulers"][0]["milestones"] == [0.25, 0.5]
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0001)
+    assert main(["fit", "--resume", "--model.scheduler.milestones", "[0.75]", "--trainer.max_epochs", "3"]) == 0
+    state = torch.load("runs/digits/v001/checkpoints/last.ckpt", weights_only=True)
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.001)

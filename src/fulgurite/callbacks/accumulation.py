@@ -22,4 +22,5 @@ class ShortWindow(Callback):
         batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready % wanted
         if batches:
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, wanted / batches)
+            if gradients:  # none where every batch of the window was left out
+                torch._foreach_mul_(gradients, wanted / batches)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -20,6 +21,11 @@ Settings = dict[str, Any]
 # Where this run writes, and what is filled in from the checkpoint or the data.
 _OF_THIS_RUN = ("trainer.runs_dir", "trainer.experiment", "model.init_args.spec")
 
+# The sections of the configuration that say how a run trains.
+_OF_A_FIT = ("model", "data", "seed_everything", "trainer", "ema", "freeze", "compile", "activation_checkpointing")
+
+# Which kernels a step is computed with: a matter of the machine, so that a run can go on on another.
+_KERNELS = ("fused", "foreach")
 _MOST_STEPS = 20_000_000  # which takes a minute or two
 
 
@@ -35,10 +41,11 @@ class Overrides(Callback):
     def __init__(self) -> None:
         self._settings: list[Settings] = []
         self._of_checkpoint: list[Settings] = []
+        self._saved_optimizers: list[Any] = []  # until the optimizers take it
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Forget a checkpoint that was loaded earlier, such as for a test."""
-        self._of_checkpoint = []
+        self._of_checkpoint, self._saved_optimizers = [], []
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Print each difference between the two configurations.
@@ -46,6 +53,8 @@ class Overrides(Callback):
         Raises:
             UserError: if the data has other classes than the network was trained on
         """
+        if trainer.state.fn == "fit":
+            self._saved_optimizers = checkpoint.get("optimizer_states", [])
         if KEY not in checkpoint:
             return
         _require_classes(checkpoint[KEY].get("spec") or {}, getattr(pl_module, "spec", None))
@@ -53,7 +62,7 @@ class Overrides(Callback):
         with suppress(TypeError):  # a task that no configuration can name; the run record says so
             current = read_yaml(trainer.describe_config())
         fitting = trainer.state.fn == "fit"
-        sections = ("model", "data", "seed_everything", "trainer", "ema") if fitting else ("model", "data")
+        sections = _OF_A_FIT if fitting else ("model", "data")
         for path, old, new in differences(stored, current):
             filled_in = path == "data.init_args.class_names" and old is None  # from the checkpoint itself
             if stored and path.partition(".")[0] in sections and not path.startswith(_OF_THIS_RUN) and not filled_in:
@@ -63,7 +72,7 @@ class Overrides(Callback):
         """Keep the settings that optimizers and schedules begin with, before their saved state replaces them.
 
         Raises:
-            UserError: if the saved state belongs to another class
+            UserError: if the saved state belongs to another class, or to other parameter groups
         """
         schedules = {id(config.scheduler.optimizer): config.scheduler for config in trainer.lr_scheduler_configs}
         self._settings = [_settings(optimizer, schedules.get(id(optimizer))) for optimizer in trainer.optimizers]
@@ -74,6 +83,14 @@ class Overrides(Callback):
                         f"the checkpoint's {part} is {shown(old[part])}, so this run cannot be continued with {new[part]}\n"
                         f"keep the {part}, or start a new run"
                     )
+        for saved, optimizer in zip(self._saved_optimizers, trainer.optimizers, strict=False):
+            try:
+                _fit_to(saved["param_groups"], optimizer)
+                _require_shapes(saved, optimizer)
+            except (AttributeError, KeyError, TypeError) as error:
+                what = f"{type(error).__name__}: {shown(error)}"
+                raise UserError(f"the checkpoint cannot be restored: {what}\n--debug shows where") from error
+        self._saved_optimizers = []
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Put this run's settings back where they differ from the checkpoint's."""
@@ -108,8 +125,39 @@ def _require_classes(stored: dict[str, Any], spec: Any) -> None:
         )
 
 
+def _fit_to(saved: list[Settings], optimizer: Any) -> None:
+    """Let saved groups be computed with this run's kernels: with others, PyTorch puts their counts of steps on another device."""
+    names, here = _names(saved), _names(optimizer.param_groups)
+    if names != here:
+        raise UserError(
+            f"the checkpoint's optimizer has {names}, and this run's has {here}, so it cannot be continued\n"
+            "keep the network and layer_decay, or start a new run from its weights: --weights.path"
+        )
+    for old, new in zip(saved, optimizer.param_groups, strict=True):
+        old.update({name: new[name] for name in _KERNELS if name in new})
+
+
+def _require_shapes(saved: Settings, optimizer: Any) -> None:
+    """Refuse a state that the fused kernels would read past its end: they do not look at its size."""
+    for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+        for number, parameter in zip(old["params"], group["params"] if group.get("fused") else (), strict=False):
+            for name, value in saved["state"].get(number, {}).items():
+                wanted = torch.Size() if name == "step" else parameter.shape
+                if isinstance(value, torch.Tensor) and value.shape != wanted:
+                    raise UserError(
+                        f"the checkpoint cannot be restored: {shown(name)} of the optimizer's tensor {shown(number)} "
+                        f"has the shape {tuple(value.shape)}; it must be {tuple(wanted)}"
+                    )
+
+
+def _names(groups: list[Settings]) -> str:
+    names = [f"{group.get('name', 'all')} of {len(group['params'])} tensors" for group in groups]
+    return shown(f"{len(names)} parameter groups ({name_list(names, 2)})")
+
+
 def _settings(optimizer: Any, schedule: Any) -> Settings:
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    left_out = ("params", *_KERNELS)
+    groups = [{name: value for name, value in group.items() if name not in left_out} for group in optimizer.param_groups]
     return {
         "optimizer": type(optimizer).__name__,
         "groups": deepcopy(groups),

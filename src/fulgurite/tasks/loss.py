@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fulgurite.data.spec import DataSpec
-from fulgurite.errors import UserError
+from fulgurite.errors import UserError, did_you_mean
 
 ClassWeights = Literal["balanced"] | list[float]
+Kind = Literal["cross_entropy", "bce"]
+_LEAST = 1e-6  # that a focal loss takes a network for unsure
 
 
 class ClassificationLoss(nn.Module):
@@ -21,6 +23,8 @@ class ClassificationLoss(nn.Module):
 
     Args:
         spec: of the data
+        kind: "bce" asks of each class whether it is the label, also where there is one for each image (arXiv:2110.00476)
+        focal_gamma: above 0, a label counts the less the surer the network is of it: by (1 - p) to this power (arXiv:1708.02002)
         label_smoothing: share of the target spread over all classes (arXiv:1512.00567), or over yes and no
         class_weights: one for each class, or "balanced", which needs the spec's class counts. With one label per image the
             mean is weighted; with several, a weight multiplies the loss where the label is present
@@ -32,27 +36,71 @@ class ClassificationLoss(nn.Module):
     weight: Tensor | None
 
     def __init__(
-        self, spec: DataSpec, *, label_smoothing: float = 0.0, class_weights: ClassWeights | Sequence[float] | None = None
+        self,
+        spec: DataSpec,
+        *,
+        kind: Kind = "cross_entropy",
+        focal_gamma: float = 0.0,
+        label_smoothing: float = 0.0,
+        class_weights: ClassWeights | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if kind not in get_args(Kind):
+            raise UserError(f"loss is '{kind}'{did_you_mean(kind, get_args(Kind))}; allowed: {', '.join(get_args(Kind))}")
+        if not 0 <= focal_gamma < math.inf:
+            raise UserError(f"focal_gamma is {focal_gamma}; it must be at least 0, which is off, and finite")
         if not 0 <= label_smoothing < 1:
             raise UserError(f"label_smoothing is {label_smoothing}; allowed: from 0 to below 1")
         self.multi_label = spec.multi_label
+        self.of_each_class = spec.multi_label or kind == "bce"
+        self.focal_gamma = focal_gamma
+        self.num_classes = spec.num_classes
         self.label_smoothing = label_smoothing
         # Not persistent: the configuration and the spec in a checkpoint say it already.
         self.register_buffer("weight", _weight(spec, class_weights), persistent=False)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss (scalar) of logits (B, K) and targets: labels (B,) int64, or shares of classes (B, K)."""
-        if self.multi_label:
-            targets = targets.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
-            return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=self.weight)
-        if self.weight is None:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # of a network in 16 bits
+        weight = None if self.weight is None else self.weight.to(logits.dtype)
+        if self.of_each_class:
+            return self._of_each_class(logits, targets, weight)
+        if self.focal_gamma:
+            return self._focal(logits, targets, weight)
+        if weight is None:
             return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         # PyTorch divides by the sum of the weights if the targets are labels, but by B if they are shares of classes.
-        total = F.cross_entropy(logits, targets, self.weight, reduction="sum", label_smoothing=self.label_smoothing)
-        weight = (self.weight[targets] if targets.ndim == 1 else targets * self.weight).sum()
-        return total / weight.masked_fill(weight == 0, math.inf)  # nothing to learn from a batch that has no weight
+        total = F.cross_entropy(logits, targets, weight, reduction="sum", label_smoothing=self.label_smoothing)
+        of_all = (weight[targets] if targets.ndim == 1 else targets * weight).sum()
+        return total / of_all.masked_fill(of_all == 0, math.inf)  # nothing to learn from a batch that has no weight
+
+    def _of_each_class(self, logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        spread = self.label_smoothing / (self.num_classes if not self.multi_label else 2)
+        targets = self._shares(targets) * (1 - self.label_smoothing) + spread
+        losses = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        if self.focal_gamma:
+            yes = logits.sigmoid()
+            losses = losses * self._unsure(targets * (1 - yes) + (1 - targets) * yes)
+        return losses.mean()
+
+    def _focal(self, logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        shares = self._shares(targets)
+        smooth = shares * (1 - self.label_smoothing) + self.label_smoothing / self.num_classes
+        if weight is not None:
+            shares, smooth = shares * weight, smooth * weight
+        log_probabilities = logits.log_softmax(dim=1)
+        total = shares.sum()  # as for the plain loss: of the labels before smoothing
+        return -(smooth * self._unsure(-log_probabilities.expm1()) * log_probabilities).sum() / total.masked_fill(
+            total == 0, math.inf
+        )
+
+    def _unsure(self, wrong: Tensor) -> Tensor:
+        # Of a power below 1 the slope at 0 is infinite.
+        return wrong.clamp(min=_LEAST) ** self.focal_gamma
+
+    def _shares(self, targets: Tensor) -> Tensor:
+        """Return the share (B, K) float32 of each class in an image's label."""
+        return (F.one_hot(targets, self.num_classes) if targets.ndim == 1 else targets).float()
 
 
 def _weight(spec: DataSpec, class_weights: ClassWeights | Sequence[float] | None) -> Tensor | None:

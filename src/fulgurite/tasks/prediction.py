@@ -1,12 +1,17 @@
-"""What a classifier says of one image."""
+"""What a classifier says of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+from PIL.Image import Image
 from torch import Tensor
 
+from fulgurite.data.decode import to_spec
 from fulgurite.errors import UserError
 
 THRESHOLD = 0.5
@@ -74,3 +79,38 @@ def likeliest(probability: Tensor, top_k: int, *, multi_label: bool) -> tuple[Te
     values, indices = probability.float().sort(dim=1, descending=True, stable=True)
     k = int((values >= THRESHOLD).sum(dim=1).max()) if multi_label else top_k
     return values[:, :k], indices[:, :k]
+
+
+@torch.inference_mode()
+def predict_images(task: Any, images: Sequence[Any], *, top_k: int, batch_size: int) -> list[Any]:
+    """Classify images, in evaluation mode; the task is left as it was.
+
+    Args:
+        task: a :class:`~fulgurite.tasks.ClassificationTask`
+        images: paths, PIL images, or uint8 tensors (C, H, W)
+        top_k: how many classes to name for each
+        batch_size: images that pass through the network at once
+
+    Raises:
+        UserError: if an image cannot be read, naming it, or a number makes no sense
+    """
+    if isinstance(images, str | Path | Image):
+        raise UserError("predict_images takes a list: predict_images([image])")
+    names, multi_label = task.spec.class_names, task.spec.multi_label
+    check_top_k(top_k, len(names), multi_label=multi_label)
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; it must be at least 1")
+    kind: Any = MultiLabelPrediction if multi_label else Prediction
+    training = [module for module in task.modules() if module.training]
+    task.eval()
+    predictions: list[Any] = []
+    try:
+        for start in range(0, len(images), batch_size):
+            batch = torch.stack([to_spec(image, task.spec) for image in images[start : start + batch_size]])
+            top = likeliest(task.probabilities(batch.to(task.device)), top_k, multi_label=multi_label)
+            rows = zip(*(part.tolist() for part in top), strict=True)
+            predictions += [kind.from_top(probabilities, indices, names) for probabilities, indices in rows]
+    finally:
+        for module in training:
+            module.training = True
+    return predictions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def make_schedule(schedule: Callable[[Optimizer, int], LRScheduler], optimizer: 
     Raises:
         UserError: if it is one of PyTorch's that takes something else there, and would take the number for that
     """
-    advice = "take one of fulgurite.tasks.schedules: WarmupCosine, OneCycle, Plateau; or a class of your own around it"
+    advice = "take one of fulgurite.tasks.schedules: WarmupCosine, StepDecay, OneCycle, Plateau; or a class of your own around it"
     try:
         made = schedule(optimizer, total_steps)
     except (TypeError, ValueError) as error:
@@ -62,20 +63,73 @@ class WarmupCosine(LambdaLR):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, *, warmup: float = 0.05, final: float = 0.0) -> None:
-        for name, share in (("warmup", warmup), ("final", final)):
-            if not 0 <= share <= 1:
-                raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
+        _require_shares(warmup=warmup, final=final)
         # Kept as attributes so that its saved state tells this plan from another.
         self.total_steps, self.warmup, self.final = total_steps, warmup, final
-        warmup_steps = round(warmup * total_steps)
+        self.warmup_steps = warmup_steps = round(warmup * total_steps)
 
         def factor(step: int) -> float:
             if step < warmup_steps:
-                return (step + 1) / (warmup_steps + 1)
+                return _rise(step, warmup_steps)
             progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
             return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
 
         super().__init__(optimizer, factor)
+
+
+class StepDecay(LambdaLR):
+    """Rise linearly to the optimizer's rate, keep it, and multiply it by a factor at milestones.
+
+    Args:
+        optimizer: whose rate is scheduled
+        total_steps: of the optimizer in the whole run
+        milestones: shares of the run after which the rate is lowered; a single number lowers it after every such share
+        factor: what the rate is multiplied by
+        warmup: share of the steps spent rising
+
+    Raises:
+        UserError: if a number makes no sense
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        total_steps: int,
+        *,
+        milestones: float | list[float] = 1 / 3,
+        factor: float = 0.1,
+        warmup: float = 0.0,
+    ) -> None:
+        _require_shares(warmup=warmup)
+        if not 0 < factor < 1:
+            raise UserError(f"factor is {factor}; the rate is multiplied by it: above 0 and below 1")
+        shares = milestones if isinstance(milestones, list) else _multiples(milestones)
+        if not shares or any(not 0 < share < 1 for share in shares) or shares != sorted(set(shares)):
+            raise UserError(f"milestones is {milestones}; they are rising shares of the run, above 0 and below 1")
+        self.total_steps, self.milestones, self.factor, self.warmup = total_steps, milestones, factor, warmup
+        self.warmup_steps = warmup_steps = round(warmup * total_steps)
+        steps = [round(share * total_steps) for share in shares]
+
+        def lowered(step: int) -> float:
+            return float(_rise(step, warmup_steps) * factor ** bisect_right(steps, step))
+
+        super().__init__(optimizer, lowered)
+
+
+def _rise(step: int, warmup_steps: int) -> float:
+    # Neither the first step is wasted on a rate of 0, nor the last on one that is already the highest.
+    return min((step + 1) / (warmup_steps + 1), 1.0)
+
+
+def _multiples(share: float) -> list[float]:
+    """Return the multiples of a share that lie below 1; a tenth too many from rounding is none."""
+    return [share * number for number in range(1, math.ceil(1 / share - 1e-9))] if 0 < share < 1 else []
+
+
+def _require_shares(**shares: float) -> None:
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
 
 
 class OneCycle(OneCycleLR):
@@ -107,6 +161,7 @@ class OneCycle(OneCycleLR):
             if not 0 < share < 1:
                 raise UserError(f"{name} is {share}; it is a share, above 0 and below 1")
         lowest, highest = momentum or (0.0, 0.0)
+        self.warmup_steps = max(round(warmup * (total_steps + 1)) - 1, 0)
         super().__init__(
             optimizer,
             [group["lr"] for group in optimizer.param_groups],
@@ -132,7 +187,7 @@ class Plateau(ReduceLROnPlateau):
         patience: looks without a better value that are waited for; the next one lowers the rate
         threshold: share of the best value by which another must be better to count
         cooldown: looks after a lowering that do not count
-        min_lr: where the rate stays
+        min_lr: where the highest rate stays; parameter groups keep their ratio
 
     Raises:
         UserError: if a number makes no sense
@@ -154,7 +209,17 @@ class Plateau(ReduceLROnPlateau):
         for name, value in (("patience", patience), ("threshold", threshold), ("cooldown", cooldown), ("min_lr", min_lr)):
             if not value >= 0:
                 raise UserError(f"{name} is {value}; it must be at least 0")
-        super().__init__(optimizer, factor=factor, patience=patience, threshold=threshold, cooldown=cooldown, min_lr=min_lr)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        least = [min_lr * rate / max(rates) if max(rates) > 0 else min_lr for rate in rates]  # groups keep their ratio
+        super().__init__(
+            optimizer,
+            factor=factor,
+            patience=patience,
+            threshold=threshold,
+            cooldown=cooldown,
+            min_lr=least,
+            eps=0.0,  # the least change that PyTorch cares to make; a layer's rate may well be below its default of 1e-8
+        )
 
     def lightning_config(self, trainer: Any, monitor: str, direction: Direction) -> dict[str, Any]:
         """Begin to follow a metric, and return how Lightning is to step this schedule.
