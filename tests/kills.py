@@ -6,7 +6,6 @@ process that has trained can hang, and a fresh process spends seconds on imports
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 import os
@@ -37,6 +36,7 @@ from fulgurite.cli import main
 from fulgurite.loggers import RunTensorBoardLogger, _MetricsFile
 from fulgurite.tasks import ClassificationTask
 from tests.conftest import ROOT
+from tests.training import THROUGHPUT, logged
 
 logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of each restart that it reads of
 
@@ -206,10 +206,9 @@ def outcome(run: Path) -> dict[str, Any]:
         del checkpoint[KEY]  # tells which command it was
         for path, leaf in tree_flatten_with_path(checkpoint)[0]:
             found[name + keystr(path)] = repr(leaf.tolist() if isinstance(leaf, Tensor) else leaf)
-    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        found["metrics.csv"] = list(csv.reader(file))
+    found["metrics.csv"] = logged(run)
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    for tag in events.Tags()["scalars"]:
+    for tag in set(events.Tags()["scalars"]) - {THROUGHPUT}:
         found[f"tensorboard {tag}"] = [(event.step, event.value) for event in events.Scalars(tag)]
     # Lightning counts the batches of a validation that was done again twice; nothing reads that number.
     return {name: value for name, value in found.items() if "val_loop" not in name}

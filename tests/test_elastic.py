@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import ROOT, SMALL
+from tests.training import logged
 
 DDP = ["-c", str(ROOT / "configs" / "trainer" / "ddp_cpu.yaml")]
 FIT = ["fit", *SMALL, *DDP, "--trainer.max_epochs", "3", "--checkpoint.every_n_steps", "1"]
@@ -66,8 +66,7 @@ def outcome(run: Path) -> tuple[Any, ...]:
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     parts = {name: checkpoint[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step")}
     leaves, structure = torch.utils._pytree.tree_flatten(parts)
-    with (run / "metrics.csv").open() as file:
-        return str(structure), [leaf.tolist() if isinstance(leaf, Tensor) else leaf for leaf in leaves], list(csv.reader(file))
+    return str(structure), [leaf.tolist() if isinstance(leaf, Tensor) else leaf for leaf in leaves], logged(run)
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,9 @@ from fulgurite.cli import main
 from fulgurite.resuming import run_to_resume
 from tests.commands import refused
 from tests.conftest import SMALL
-from tests.training import RUN, at_batch, fit, steps
+from tests.training import RUN, Killed, at_batch, fit, steps, stop
 
 OTHER = Path("runs/digits/v002")
-
-
-class Killed(Exception):
-    pass
-
-
-def stop() -> None:
-    raise Killed
 
 
 def stopped_fit(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fulgurite.cli import main
 from fulgurite.data.base import ArrayDataset
 from fulgurite.tasks import ClassificationTask
-from tests.training import RUN, at_batch, fit, steps
+from tests.training import RUN, at_batch, fit, logged, steps
 
 
 class Broken(Exception):
@@ -56,7 +56,7 @@ def test_error_between_two_steps_loses_nothing(
     text = f"checkpoint  saved at step {batch - 1}; go on with: fulgurite fit --resume runs/digits/v002\n"
     assert text in capsys.readouterr().out
     assert main(["fit", "--resume", str(run)]) == 0
-    assert (run / "metrics.csv").read_text() == (RUN / "metrics.csv").read_text()
+    assert logged(run) == logged(RUN)
     torch.testing.assert_close(state(run), state(RUN), rtol=0, atol=0)
 
 
@@ -88,7 +88,8 @@ def test_error_in_validation_saves_the_trained_weights_and_their_average(
         torch.load(path, weights_only=True)
         for path in (Path("runs/digits/v002/checkpoints/exception.ckpt"), RUN / "checkpoints" / "last.ckpt")
     )
-    for part in ("state_dict", "optimizer_states", "ema"):
+    (found["optimizer"],), (whole["optimizer"],) = ([one["state"] for one in each["optimizer_states"]] for each in (found, whole))
+    for part in ("state_dict", "optimizer", "ema"):
         torch.testing.assert_close(found.get(part), whole.get(part), rtol=0, atol=0)
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from fulgurite.tasks import ClassificationTask
 from tests import kills
 from tests.conftest import SMALL
 from tests.kills import KILLED
+from tests.training import logged
 
 # 2 epochs of 4 batches, with everything that draws: shuffling, shifts, dropout; a checkpoint after each step.
 RUN = [*SMALL, "--trainer.max_epochs", "2", "--model.network.dropout", "0.3", "--checkpoint.every_n_steps", "1"]
@@ -70,9 +70,7 @@ def end(run: Path) -> tuple[Any, ...]:
     parts = {name: checkpoint[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step")}
     leaves, structure = torch.utils._pytree.tree_flatten(parts)
     values = [leaf.tolist() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    with (run / "metrics.csv").open() as file:
-        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return str(structure), values, rows[-2:]
+    return str(structure), values, logged(run)[-2:]
 
 
 @pytest.fixture(scope="module")

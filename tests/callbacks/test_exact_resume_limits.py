@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fulgurite.cli import main
 from fulgurite.tasks import ClassificationTask
 from tests.commands import refused
 from tests.conftest import SMALL
-from tests.training import RUN, at_batch
+from tests.training import RUN, at_batch, logged
 
 # 4 batches an epoch, a constant rate.
 FIT = ["fit", *SMALL, "--model.scheduler", "null", "--trainer.log_every_n_steps", "1"]
@@ -33,9 +32,7 @@ def state(run: Path) -> list[Any]:
 
 
 def rows(run: Path, *, after: int = -1) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        found = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return [row for row in found if int(row["step"]) > after]
+    return [row for row in logged(run) if int(row["step"]) > after]
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,7 @@ from fulgurite.cli import main
 from fulgurite.tasks import ClassificationTask
 from tests.commands import refused
 from tests.conftest import SMALL
-from tests.training import RUN, at_batch, fit, steps
-
-
-class Killed(Exception):
-    pass
-
-
-def stop() -> None:
-    raise Killed
+from tests.training import RUN, Killed, at_batch, fit, steps, stop
 
 
 @pytest.fixture
@@ -84,7 +76,7 @@ def test_on_request_the_epoch_begins_anew(
 
 def rates(run: Path) -> dict[int, float]:
     with (run / "metrics.csv").open() as file:
-        return {int(row["step"]): float(row["lr-AdamW"]) for row in csv.DictReader(file) if row.get("lr-AdamW")}
+        return {int(row["step"]): float(row["lr"]) for row in csv.DictReader(file) if row.get("lr")}
 
 
 @pytest.mark.parametrize("batch", ["32", "256"])

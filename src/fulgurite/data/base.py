@@ -46,7 +46,8 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W) uint8 and labels (B,) int64."""
-        images, labels = self.images[indices], self.labels[indices]
+        chosen = torch.tensor(indices)  # once, not for each of both
+        images, labels = self.images[chosen], self.labels[chosen]
         return (self.augment(images) if self.augment else images), labels
 
 

@@ -6,6 +6,7 @@ the network draws on a batch (dropout, mixup) from (seed, rank, epoch, batch). A
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class EpochSampler(SequentialSampler):
         self.world_size = world_size
         self.usable = length - length % world_size if equal_shares else length
         self.layout: ShardLayout | None = None  # set where the samples lie in shards, which are best read one after another
-        self.item: Callable[[int], Any] = _no_item
+        self.item: Callable[[int], Any] | None = None
         self.epoch = 0
         self.skip = 0
 
@@ -77,8 +78,9 @@ class EpochSampler(SequentialSampler):
         epoch = self.epoch
         share = self._share(epoch)
         repeats = _repeats(share) if self.weights is not None else torch.zeros_like(share)
-        for index, repeat in zip(share[self.skip :].tolist(), repeats[self.skip :].tolist(), strict=True):
-            yield index, epoch, repeat, self.item(index)
+        indices = share[self.skip :].tolist()
+        items = itertools.repeat(None) if self.item is None else map(self.item, indices)
+        yield from zip(indices, itertools.repeat(epoch), repeats[self.skip :].tolist(), items, strict=False)
 
     def _share(self, epoch: int) -> Tensor:
         if self.layout:
@@ -91,10 +93,6 @@ class EpochSampler(SequentialSampler):
         else:
             order = torch.arange(length)
         return order[self.rank : self.usable : self.world_size]
-
-
-def _no_item(index: int) -> None:
-    return None
 
 
 def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:
@@ -139,7 +137,7 @@ class SeededDataset(Dataset[Any]):
         """Fetch a batch: at once if the data set can, else sample by sample."""
         if hasattr(self.dataset, "__getitems__"):
             self._seed(keys[0])
-            return self.dataset.__getitems__([index for index, *_ in keys])
+            return self.dataset.__getitems__([key[0] for key in keys])
         return [self[key] for key in keys]
 
     def __getitem__(self, key: Key) -> Any:
@@ -171,7 +169,7 @@ class ResumableLoader(DataLoader[Any]):
         options.setdefault("collate_fn", getattr(dataset, "collate", _collate))
         options.setdefault("worker_init_fn", outlive_signals)
         super().__init__(SeededDataset(dataset, sampler.seed), batch_size=batch_size, sampler=sampler, **options)
-        sampler.item = getattr(dataset, "item", _no_item)
+        sampler.item = getattr(dataset, "item", None)
         self.order = sampler
         self.skipped: Skipped | None = getattr(dataset, "skipped", None)
         self.position = (0, 0)  # (epoch, batches handed out)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MultilabelAccuracy, MultilabelF1Score
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
 from fulgurite.data.spec import DataSpec
 
@@ -28,45 +30,43 @@ class EpochMetrics(nn.Module):
         super().__init__()
         self.stage = stage
         self.multi_label = spec.multi_label
-        # "disable": looking for NaN would wait for the device at each step; a NaN loss shows as a NaN mean.
-        self.mean_loss = MeanMetric(nan_strategy="disable")
+        self.totals = Totals(spec.num_classes if spec.multi_label else 1)  # cheap enough for each training step
         metrics = _of_several_labels(spec.num_classes) if spec.multi_label else _of_one_label(spec.num_classes, top_k)
-        if stage == "train":
-            # Loss and micro accuracy are cheap enough for each training step; the rest is for evaluation.
-            metrics = {"acc": metrics["acc"]}
         # compute_groups: torchmetrics 1.9 merges metrics whose states are equal after one batch, so a first batch that is
         # all right would make top-k the same as top-1 for ever.
-        self.metrics = MetricCollection(metrics, prefix=f"{stage}/", compute_groups=False)
+        self.of_evaluation = None if stage == "train" else MetricCollection(metrics, compute_groups=False)
 
     @property
     def directions(self) -> dict[str, Direction]:
         """Every name, with the direction in which the value gets better."""
-        better: dict[str, Direction] = {f"{self.stage}/loss": "min"}
-        return better | {str(name): "max" for name in self.metrics.keys()}  # noqa: SIM118  # only keys() has the prefix
+        better: dict[str, Direction] = {"loss": "min", "acc": "max"}
+        better |= dict.fromkeys(map(str, self.of_evaluation or ()), "max")
+        return {f"{self.stage}/{name}": direction for name, direction in better.items()}
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: its mean loss (scalar), logits (B, K), and labels (B,) int64 or multi-hot (B, K) uint8."""
-        # Once for each sample, since torchmetrics 1.9 drops a weight when it is told not to look for NaN.
-        self.mean_loss.update(loss.detach().expand(len(labels)))
-        scores = logits.detach()
-        # Left to itself, torchmetrics takes a batch of logits that happen to lie within 0..1 for probabilities.
-        self.metrics.update(scores.float().sigmoid() if self.multi_label else scores, labels)
+        self.totals.update(loss.detach(), logits, labels)
+        if self.of_evaluation is not None:
+            scores = logits.detach()
+            # Left to itself, torchmetrics takes a batch of logits that happen to lie within 0..1 for probabilities.
+            self.of_evaluation.update(scores.float().sigmoid() if self.multi_label else scores, labels)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the epoch's values by name."""
-        return {f"{self.stage}/loss": self.mean_loss.compute(), **self.metrics.compute()}
+        values = self.totals.compute() | (self.of_evaluation.compute() if self.of_evaluation is not None else {})
+        return {f"{self.stage}/{name}": value for name, value in values.items()}
 
     def reset(self) -> None:
         """Begin another epoch."""
         # Lightning evaluates in inference mode; states that are reset there could not be updated by a later `fit`.
         with torch.inference_mode(False):
-            self.mean_loss.reset()
-            self.metrics.reset()
+            self.totals.reset()
+            if self.of_evaluation is not None:
+                self.of_evaluation.reset()
 
 
 def _of_one_label(num_classes: int, top_k: int) -> dict[str, Any]:
     metrics = {
-        "acc": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
         "acc_macro": MulticlassAccuracy(num_classes, average="macro", validate_args=False),
     }
     if 1 < top_k < num_classes:
@@ -76,10 +76,57 @@ def _of_one_label(num_classes: int, top_k: int) -> dict[str, Any]:
 
 def _of_several_labels(num_classes: int) -> dict[str, Any]:
     return {
-        "acc": MultilabelAccuracy(num_classes, average="micro", validate_args=False),
         "f1_macro": MultilabelF1Score(num_classes, average="macro", validate_args=False),
         "map": MeanAveragePrecision(num_classes),
     }
+
+
+class Totals(Metric):
+    """Average the loss over the samples, and whether a label is right over the labels: one for each image, or its K yes and no.
+
+    It looks at no value, which would wait for the device: a NaN loss shows as a NaN mean.
+
+    Args:
+        labels: K where an image has any number of labels, else 1
+    """
+
+    full_state_update = False
+    loss: Tensor
+    samples: Tensor
+    right: Tensor
+
+    def __init__(self, labels: int) -> None:
+        super().__init__()
+        self.labels = labels
+        self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("right", torch.tensor(0), dist_reduce_fx="sum")
+
+    def _wrap_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the updates, as ``compute`` wants; what else torchmetrics 1.9 wraps round each takes as long as the update."""
+
+        @wraps(update)
+        def counted(*batch: Tensor) -> None:
+            state = vars(self)  # not through nn.Module's __setattr__
+            state["_computed"] = None
+            state["_update_count"] += 1
+            update(*batch)
+
+        return counted
+
+    def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch: its mean loss (scalar), logits (B, K), and labels (B,) int64 or multi-hot (B, K)."""
+        right = logits.argmax(dim=1) == labels if labels.ndim == 1 else (logits > 0) == labels.bool()
+        if self.loss.dtype in (torch.float16, torch.bfloat16):  # a task in 16 bits casts it along, and it soon stands still
+            self.loss = self.loss.float()
+        # In place: assigning an attribute of a metric costs as much as adding.
+        self.loss.add_(loss, alpha=len(labels))
+        self.right.add_(right.count_nonzero())  # quicker than sum()
+        self.samples.add_(len(labels))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the means (scalars) by name; NaN of nothing."""
+        return {"loss": self.loss / self.samples, "acc": self.right / (self.samples * self.labels)}
 
 
 class MeanAveragePrecision(Metric):
