@@ -1,4 +1,4 @@
-"""Two real processes on the CPU, started by Lightning and by torchrun: one run, each sample once, the numbers of one process."""
+"""Several real processes on the CPU: one run, each sample once, the numbers of one process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from PIL import Image
 
 from fulgurite import load
 from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.cli import main
 from fulgurite.console import note
+from fulgurite.data import DataSpec
+from fulgurite.data.base import ArrayDataset
+from fulgurite.data.samples import Split
+from fulgurite.errors import UserError
+from tests.classification import Lights, make, quiet
 from tests.conftest import DIGITS, ROOT, SMALL
 from tests.images import save_splits
+from tests.jobs import run_job
 
 DDP = ["-c", str(ROOT / "configs" / "trainer" / "ddp_cpu.yaml")]
 FULGURITE = ["-m", "fulgurite"]
@@ -133,6 +142,123 @@ def table(path: Path) -> list[tuple[str, str, float]]:
     return [(name, label, float(probability)) for name, label, probability in rows]
 
 
+# Forked processes: the same numbers for any number of them, also where some have a batch more than others
+
+
+class OneLabel(Lights):
+    """Name the first light that is on, or the third."""
+
+    @property
+    def spec(self) -> DataSpec:
+        return replace(super().spec, multi_label=False)
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        of_all = super().dataset(split)
+        return ArrayDataset(of_all.images, torch.cat([of_all.labels[:, :2], torch.ones(len(of_all), 1)], dim=1).argmax(dim=1))
+
+
+def evaluate(kind: type[Lights], folder: Path, processes: int) -> tuple[dict[str, float], dict[str, float], list[list[str]]]:
+    data: Any = kind(batch_size=7)  # 64 samples: 10 batches; 5 and 5; 4, 3 and 3
+    task = make(spec=data.spec)
+    trainer = quiet(accelerator="cpu", devices=processes, strategy="ddp" if processes > 1 else "auto")
+    (validated,), (tested,) = trainer.validate(task, datamodule=data), trainer.test(task, datamodule=data)
+    output = folder / f"{processes}.csv"
+    trainer.predict(task, images=folder / "photos", output=output, batch_size=2)
+    seen_by_all = sorted(path.name for path in folder.glob("*.csv"))
+    assert seen_by_all == [output.name]
+    return validated, tested, list(csv.reader(output.read_text().splitlines()))
+
+
+@pytest.mark.parametrize("kind", [OneLabel, Lights])
+def test_numbers_are_those_of_one_process(kind: type[Lights], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    results = {}
+    for processes in (1, 2, 3):
+        folder = tmp_path / str(processes)
+        (folder / "photos").mkdir(parents=True)
+        for index in range(7):
+            Image.new("RGB", (4, 4), (30 * index, 200 - 20 * index, 60)).save(folder / "photos" / f"{index}.png")
+        results[processes] = run_job(processes, partial(evaluate, kind, folder, processes), folder)
+        assert len([line for line in capfd.readouterr().out.splitlines() if line.startswith("predictions ")]) == 1
+    (validated, tested, (header, *rows)) = results[1][0]
+    assert len(rows) == 7
+    assert [Path(row[0]).name for row in rows] == [f"{index}.png" for index in range(7)]
+    for others in (*results[2], *results[3]):
+        assert others[0] == pytest.approx(validated, abs=1e-6)
+        assert others[1] == pytest.approx(tested, abs=1e-6)
+        assert others[2][0] == header
+        for row, other in zip(rows, others[2][1:], strict=True):
+            assert [Path(other[0]).name, other[1]] == [Path(row[0]).name, row[1]]
+            assert numbers(other[2]) == pytest.approx(numbers(row[2]), abs=1e-6)
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(number) for number in cell.split("|") if number]
+
+
+def fit_apart(folder: Path) -> dict[str, float]:
+    os.chdir(folder / os.environ.get("LOCAL_RANK", "0"))
+    data: Any = Lights(batch_size=32)
+    trainer = quiet(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, enable_checkpointing=True, logger=True)
+    trainer.fit(make(spec=data.spec), datamodule=data, test=True)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def test_the_best_checkpoint_is_tested_where_only_the_first_process_sees_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+    first, second = run_job(2, partial(fit_apart, tmp_path), tmp_path)
+    assert first["test/loss"] == second["test/loss"]
+    assert list((tmp_path / "1").iterdir()) == []
+    assert (tmp_path / "0" / "runs" / "default" / "v001" / "checkpoints" / "best.ckpt").is_file()
+    assert "run         on the first host alone, as the others do not see it" in capfd.readouterr().out
+
+
+class Few(Lights):
+    """Have two samples."""
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        of_all = super().dataset(split)
+        return ArrayDataset(of_all.images[:2], of_all.labels[:2])
+
+
+def evaluate_few() -> None:
+    data: Any = Few(batch_size=7)
+    quiet(accelerator="cpu", devices=3, strategy="ddp").test(make(spec=data.spec), datamodule=data)
+
+
+def test_more_processes_than_samples_are_refused(tmp_path: Path) -> None:
+    for result in run_job(3, evaluate_few, tmp_path):
+        assert isinstance(result, UserError)
+        assert str(result) == "the test split of Few has 2 samples for 3 processes"
+
+
+class Odd(Lights):
+    """Have 128 training samples, and a few more."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__(batch_size=16)
+        self.more = more
+
+    def dataset(self, split: Split) -> ArrayDataset:
+        of_all = super().dataset(split)
+        return ArrayDataset(of_all.images[: 128 + self.more], of_all.labels[: 128 + self.more])
+
+
+def fit_odd(more: int) -> int:
+    data: Any = Odd(more)
+    trainer = quiet(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1)
+    trainer.fit(make(spec=data.spec), datamodule=data)
+    return trainer.global_step
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_sample_more_than_whole_batches_trains(number: int, here: Path) -> None:
+    # A last batch of one sample would be one that BatchNorm cannot train on; on 2 processes 128 + 2 samples leave one each.
+    assert run_job(2, partial(fit_odd, 2 * number), here) == [4, 4]
+
+
 @pytest.mark.slow
 def test_a_mistake_seen_by_all_processes_ends_them(here: Path) -> None:
     done = launch(FULGURITE, [*FIT, "--checkpoint.monitor", "val/accuracy"], here)
@@ -140,15 +266,6 @@ def test_a_mistake_seen_by_all_processes_ends_them(here: Path) -> None:
     assert "did you mean 'val/acc'?" in done.err
     assert "Traceback" not in done.err
     assert not list(here.glob("runs/*/*"))
-
-
-def test_processes_that_the_trainer_does_not_expect_are_refused(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
-    assert main(["fit", *SMALL]) == 2
-    assert "2 processes were started, and the trainer is set to 1: --trainer.devices 2" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
@@ -172,3 +289,20 @@ def test_a_batch_that_cannot_be_read_does_not_stop_the_other_process(tmp_path: P
     assert (done.status, done.err) == (0, "")
     (trained,) = done.notes("trained")
     assert "12 steps" in trained  # 12 images on 2 processes, 2 epochs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlay", ["ddp_16mixed", "ddp_bf16mixed", "fsdp2"])
+def test_one_gpu_by_nccl_leaves_what_a_cpu_can_use(overlay: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = ["-c", str(ROOT / "configs" / "trainer" / f"{overlay}.yaml")]
+    done = launch(FULGURITE, ["fit", *SMALL, *file, "--trainer.devices", "1", "--trainer.max_epochs", "1", "--test"], here)
+    assert (done.status, done.err) == (0, "")
+    assert done.notes("device")[0].startswith("1 x cuda")
+    on_cpu = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    assert main(["test", "--ckpt_path", "best", *on_cpu]) == 0
+    alone = Done(0, capsys.readouterr().out, "", here)
+    assert values(alone.notes("test")[0]) == pytest.approx(values(done.notes("test")[0]), abs=0.02)  # 16 bits there, 32 here
+
+
+def values(line: str) -> list[float]:
+    return [float(word) for word in line.split()[1::2]]

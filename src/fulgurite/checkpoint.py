@@ -24,6 +24,7 @@ from fulgurite.config import leaves
 from fulgurite.errors import UserError, shown
 from fulgurite.plain_data import NotPlainError, check_pickle, check_values
 from fulgurite.plain_yaml import read_yaml
+from fulgurite.processes import of_first
 
 KEY = "fulgurite"
 _WEAKENING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -106,7 +107,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:
         """Read ``path`` as :func:`read_checkpoint` does, whatever the caller asks of ``weights_only``."""
-        return read_checkpoint(Path(path))
+        return of_first(lambda: read_checkpoint(Path(path)), needed=getattr(self, "first_reads", False))
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger as FabricTens
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from fulgurite.console import note
+from fulgurite.console import is_rank_zero, note
 from fulgurite.errors import UserError
 
 LoggerName = Literal["tensorboard", "csv"]
@@ -105,7 +105,8 @@ class RunCSVLogger(CSVLogger):
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(save_dir=str(run_dir), name="", version="", flush_logs_every_n_steps=1)
-        self._experiment = _MetricsFile(str(run_dir))
+        if is_rank_zero():  # it makes the folder, also on a host that does not see the first one's
+            self._experiment = _MetricsFile(str(run_dir))
 
     def save(self) -> None:
         """Write the rows that are waiting."""

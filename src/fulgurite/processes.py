@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from fulgurite.errors import UserError
 
 T = TypeVar("T")
 
@@ -17,6 +20,31 @@ def of_each_process(mine: T) -> list[T]:
     theirs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(theirs, mine)
     return theirs
+
+
+def of_first(get: Callable[[], T], *, needed: bool = True) -> T:
+    """Return what the first process gets, on all of them; all must call it, and a job of one need not be distributed.
+
+    Args:
+        get: called on the first process
+        needed: False where each process can get it by itself, which it then does
+
+    Raises:
+        UserError: on all, if it is raised on the first
+    """
+    if not (needed and _is_job()):
+        return get()
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = get()
+        except UserError as error:
+            box[1] = str(error)
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        raise UserError(box[1])
+    result: T = box[0]
+    return result
 
 
 class Poll:

@@ -39,6 +39,25 @@ def create_run(runs_dir: Path, experiment: str) -> Path:
         ) from error
 
 
+def given_checkpoint(given: str | Path | None, run: Path | None, runs_dir: Path, *, prefer: str) -> Path | None:
+    """Return the checkpoint that a verb was given, and say which it is; None for none.
+
+    Args:
+        given: a file, a run folder, ``best``, ``last`` or ``none``
+        run: the folder of the run that was just trained; ``best`` and ``last`` are of it, also when others have started since
+        runs_dir: where experiments are kept
+        prefer: of a folder, ``best`` or ``last``
+    """
+    if given is None or str(given) == "none":
+        return None
+    if run and given in ("best", "last"):
+        path = find_checkpoint(run, runs_dir, prefer=str(given))
+    else:
+        path = find_checkpoint(given, runs_dir, prefer=prefer)
+    note("checkpoint", str(path))
+    return path
+
+
 def find_checkpoint(given: str | Path, runs_dir: Path, *, prefer: str = "best") -> Path:
     """Resolve what a user may call a checkpoint: a file, a run folder, the folder of several, ``best`` or ``last``.
 
