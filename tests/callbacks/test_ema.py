@@ -334,7 +334,7 @@ def test_strategy_that_splits_the_weights_is_refused() -> None:
         restore_checkpoint_after_setup = True
 
     trainer = cast(Any, SimpleNamespace(strategy=FSDPStrategy()))
-    with pytest.raises(UserError, match=r"^ema.decay is 0.9, and FSDPStrategy splits the weights between processes\nuse "):
+    with pytest.raises(UserError, match=r"^ema is on \(decay 0.9\), and FSDPStrategy splits the weights between processes\nuse "):
         EMA(decay=0.9).setup(trainer, cast(Any, None), "fit")
     EMA().setup(trainer, cast(Any, None), "fit")
 

@@ -29,25 +29,43 @@ class EMA(Recorded, Callback):
 
     Args:
         decay: share of the average that a step keeps; 0.999 spans about a thousand steps. None is off
+        uniform: in place of a decay, let all steps count the same (stochastic weight averaging, arXiv:1803.05407); begin it
+            late, at a rate that is not yet zero
         start_step: optimizer steps before the average begins, with the weights of that moment
 
     Raises:
         UserError: if a number makes no sense
     """
 
-    def __init__(self, *, decay: float | None = None, start_step: int = 0) -> None:
+    def __init__(self, *, decay: float | None = None, uniform: bool = False, start_step: int = 0) -> None:
         if decay is not None and not 0 < decay < 1:
             raise UserError(f"ema.decay is {decay}; allowed: above 0 and below 1, such as 0.999, or null for no average")
         if start_step < 0:
             raise UserError(f"ema.start_step is {start_step}; it must be at least 0")
-        if decay is None and start_step:
+        if decay is not None and uniform:
+            raise UserError(f"ema.decay is {decay}, and ema.uniform lets all steps count the same: set one of them")
+        if decay is None and not uniform and start_step:
             raise UserError(f"ema.start_step is {start_step}, and ema.decay is null, so there is no average: set it")
         self.decay = decay
+        self.uniform = uniform
         self.start_step = start_step
         self._average: dict[str, Tensor] = {}  # empty before it begins; at least float32, as bfloat16 drops small changes
         self._trained: dict[str, Tensor] = {}  # what the module had before the average was put into it
         self._updates = 0
         self._step = 0  # the last optimizer step that was looked at
+
+    @property
+    def _is_on(self) -> bool:
+        return self.decay is not None or self.uniform
+
+    @property
+    def _kind(self) -> str:
+        return "uniform" if self.uniform else f"decay {self.decay}"
+
+    def _share_kept(self) -> float:
+        if self.decay is None:
+            return (1 + self._updates) / (2 + self._updates)  # the weights that it began with count as one step
+        return min(self.decay, (1 + self._updates) / (10 + self._updates))
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
         """Forget an earlier run's average: whatever the module has from here on is meant.
@@ -56,24 +74,24 @@ class EMA(Recorded, Callback):
             UserError: if the strategy leaves no process with the whole weights
         """
         self._average, self._trained, self._updates = {}, {}, 0
-        if stage == "fit" and self.decay is not None and trainer.strategy.restore_checkpoint_after_setup:
+        if stage == "fit" and self._is_on and trainer.strategy.restore_checkpoint_after_setup:
             raise UserError(
-                f"ema.decay is {self.decay}, and {type(trainer.strategy).__name__} splits the weights between processes\n"
-                "use trainer.strategy ddp, or set ema.decay to null"
+                f"ema is on ({self._kind}), and {type(trainer.strategy).__name__} splits the weights between processes\n"
+                "use trainer.strategy ddp, or set ema.decay to null and ema.uniform to false"
             )
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the trained weights back into a module that goes on training, and keep the average."""
         if trainer.state.fn != "fit":
             return
-        wanted = self.decay is not None and checkpoint["global_step"] >= self.start_step
+        wanted = self._is_on and checkpoint["global_step"] >= self.start_step
         if saved := checkpoint.get(_KEY):
             pl_module.load_state_dict(saved["trained"], strict=False)  # a part of the state that was loaded already
             if wanted:
                 self._average = {name: checkpoint["state_dict"][name] for name in saved["trained"]}
                 self._updates = saved["updates"]
             else:
-                reason = f"start_step is {self.start_step:,}" if self.decay is not None else "decay is null"
+                reason = f"start_step is {self.start_step:,}" if self._is_on else "decay is null"
                 note("ema", f"{reason}: the checkpoint's average is left out, and its trained weights are trained on")
         elif wanted:
             note("ema", "the checkpoint has no average: a new one begins with its weights")
@@ -81,10 +99,10 @@ class EMA(Recorded, Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Begin the average, or bring the checkpoint's to the device, if its time has come."""
         self._step = trainer.global_step
-        if self.decay is None:
+        if not self._is_on:
             return
         begins = f"from step {self.start_step:,} " if self._step < self.start_step else ""
-        note("ema", f"{begins}an average of the weights, decay {self.decay}, is what is validated and saved")
+        note("ema", f"{begins}an average of the weights, {self._kind}, is what is validated and saved")
         if self._step >= self.start_step:
             self._begin(pl_module)
 
@@ -96,11 +114,11 @@ class EMA(Recorded, Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the average after an optimizer step, which with accumulation is not each batch."""
-        if self.decay is None or trainer.global_step == self._step:
+        if not self._is_on or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         if self._average:
-            kept = min(self.decay, (1 + self._updates) / (10 + self._updates))
+            kept = self._share_kept()
             average, now = _aligned(self._average, _floating(pl_module))
             torch._foreach_lerp_(average, [new.to(old.dtype) for old, new in zip(average, now, strict=True)], 1 - kept)
             self._updates += 1
@@ -124,7 +142,7 @@ class EMA(Recorded, Callback):
         """Leave the average in the module, which is what was validated."""
         if self._average:
             self._swap_in(pl_module)
-        elif self.decay is not None:
+        elif self._is_on:
             note("ema", f"no average: it begins at step {self.start_step:,}, and the run ended at {trainer.global_step:,}")
 
     def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
