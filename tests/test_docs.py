@@ -106,10 +106,28 @@ def test_commands_of_finetuning(checkout: Path, command: str) -> None:
 
 def test_configuration_and_python_of_finetuning(checkout: Path) -> None:
     text = (ROOT / "docs" / "finetuning.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    block, freezing = re.findall(r"```yaml\n(.*?)```", text, re.S)
     state = SmallCNN(10, 1, width=4).state_dict()
     torch.save({name.replace("stages.", "backbone."): value for name, value in state.items()}, "weights.pth")
-    Path("more.yaml").write_text(block, encoding="utf-8")
-    assert main(["fit", "-c", "configs/experiment/digits.yaml", "-c", "more.yaml", *LESS[:8]]) == 0
+    for part in (block, freezing):
+        Path("more.yaml").write_text(part, encoding="utf-8")
+        assert main(["fit", "-c", "configs/experiment/digits.yaml", "-c", "more.yaml", *LESS[:8]]) == 0
     (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     exec(compile(code, "docs/finetuning.md", "exec"), {})
+
+
+@pytest.mark.parametrize("command", [*commands_in("training.md"), *commands_in("compile.md"), *commands_in("precision.md")])
+def test_commands_of_training(checkout: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("fulgurite.callbacks.compiling._compile", lambda network, *_: network.compile(backend="eager"))
+    assert main([*shlex.split(command)[1:], *LESS[:8]]) == 0
+
+
+@pytest.mark.parametrize("page", ["training.md", "compile.md"])
+def test_configuration_and_python_of_training(checkout: Path, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    Path("more.yaml").write_text(block, encoding="utf-8")
+    residual = ["--model.network", "ResNet", "--model.network.layers", "[1, 1]"]  # has blocks to recompute
+    assert main(["fit", "-c", "configs/experiment/digits.yaml", *residual, "-c", "more.yaml", *LESS[:8]]) == 0
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(code, f"docs/{page}", "exec"), {})
