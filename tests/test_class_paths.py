@@ -77,8 +77,14 @@ def test_of_two_classes_with_one_name_the_projects_own_is_meant() -> None:
     assert in_full("ResNet", NETWORK) == {"class_path": "fulgurite.models.ResNet"}
 
 
-def test_of_two_classes_elsewhere_the_one_with_the_shorter_path_is_meant() -> None:
+def test_of_two_classes_elsewhere_pytorchs_with_the_shorter_path_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other.py").write_text("from torch import nn\nclass Linear(nn.Module): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kept_alive = __import__("other")  # as timm has one
     assert in_full("Linear", NETWORK) == {"class_path": "torch.nn.Linear"}
+    assert kept_alive.Linear
 
 
 def test_a_name_that_could_be_either_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

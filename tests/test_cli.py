@@ -12,7 +12,7 @@ from fulgurite.cli import main
 from fulgurite.errors import RunStopped, UserError
 from tests.commands import refused
 
-ALLOWED = "allowed: fit, validate, test, predict, check-data, find-workers, make-shards, doctor"
+ALLOWED = "allowed: fit, validate, test, predict, plan, check-data, find-workers, make-shards, doctor"
 
 
 def test_what_needs_no_pytorch_imports_none() -> None:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.config_check import _words
+from fulgurite.errors import name_list
 from tests.commands import printed_config, refused
 from tests.conftest import DIGITS, ROOT
 
@@ -19,7 +21,8 @@ NETWORK = "model.init_args.network"
 OPTIMIZER = "model.init_args.optimizer"
 CALLBACK = "the class_path of a Callback"
 
-KEYS = "checkpoint, ckpt_path, data, ema, model, resume, resume_inexact, seed_everything, test, trainer, weights"
+OTHERS = ["ckpt_path", "data", "model", "resume", "resume_inexact", "seed_everything", "test", "trainer"]
+KEYS = name_list(sorted([*OTHERS, *SECTIONS]), 12)
 
 
 def fit(*flags: str) -> list[str]:
@@ -42,10 +45,13 @@ def fit(*flags: str) -> list[str]:
             ["--config.x", "3"],
             f"config is not a key; allowed: {KEYS}",
         ),
-        (["--images", "x"], "images is not a key; allowed: checkpoint"),
-        (["--print_config=skip_null"], "print_config is not a key; allowed: checkpoint"),
+        (["--images", "x"], "images is not a key; allowed: activation_checkpointing"),
+        (["--print_config=skip_null"], "print_config is not a key; allowed: activation_checkpointing"),
         # what a class does not take, since the task or the data fills it in
-        (["--model.network.num_classes", "3"], f"{NETWORK}.init_args.num_classes is not a key; allowed: depth, dropout, width"),
+        (
+            ["--model.network.num_classes", "3"],
+            f"{NETWORK}.init_args.num_classes is not a key; allowed: depth, dropout, init, width",
+        ),
         (["--model.optimizer.params", "3"], f"{OPTIMIZER}.init_args.params is not a key; allowed: amsgrad"),
         (["--model.spec", "{channels: 1}"], "model.init_args.spec is filled in from data; take it out"),
         # values of the wrong type

@@ -15,7 +15,7 @@ from fulgurite.cli import main
 from fulgurite.errors import UserError
 from fulgurite.explain import shorten, user_errors
 from tests.commands import refused
-from tests.conftest import DIGITS
+from tests.conftest import DIGITS, SMALL
 from tests.training import at_batch
 
 
@@ -132,6 +132,7 @@ def test_what_a_loading_worker_raised_is_told_as_the_worker_said_it() -> None:
     [
         (RuntimeError("Early stopping conditioned on metric `val/lo` which is not available"), "conditioned on metric `val/lo`"),
         (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]"), "another process of this job ended"),
+        (RuntimeError("[gloo] Read error: Connection reset by peer"), "another process of this job ended"),
         (MisconfigurationException("You restored a checkpoint with current_epoch=5, but"), "take a larger trainer.max_epochs"),
         (KeyError("Trying to restore optimizer state but checkpoint contains only the model"), "holds weights alone"),
     ],
@@ -189,7 +190,23 @@ def test_state_that_breaks_in_the_first_step_is_the_checkpoints(
     with_broken_state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, "fit", "--resume", str(with_broken_state), "--trainer.max_epochs", "3")
-    assert said.startswith("cannot go on from mine/checkpoints/last.ckpt: RuntimeError: ")
+    assert said.startswith(
+        "the checkpoint cannot be restored: exp_avg of the optimizer's tensor 0 has the shape (3, 5); it must be ("
+    )
+
+
+def test_state_that_breaks_in_an_optimizer_that_is_not_fused(
+    here: Path, trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = ["--model.optimizer.fused", "false"]
+    assert main(["fit", *SMALL, *plain, "--trainer.max_epochs", "1"]) == 0
+    last = Path("runs/digits/v001/checkpoints/last.ckpt")
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["optimizer_states"][0]["state"][0]["exp_avg"] = torch.zeros(3, 5)
+    torch.save(checkpoint, last)
+    capsys.readouterr()
+    said = refused(capsys, "fit", "--resume", "runs/digits/v001", "--trainer.max_epochs", "3")
+    assert said.startswith("cannot go on from runs/digits/v001/checkpoints/last.ckpt: RuntimeError: ")
     assert said.endswith("\n--debug shows where")
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.layers import checkpoint_layer
 from tests.commands import printed_config, refused
 from tests.conftest import DIGITS
@@ -128,7 +129,7 @@ def test_keys_of_no_verb_are_a_mistake_in_a_file(key: str, here: Path, capsys: p
 
 def test_a_missing_checkpoint_is_told_with_all_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = refused(capsys, "test", "--ckpt_path", "nowhere", "-c", "none.yaml", "--bogus", "1").splitlines()
-    keys = "checkpoint, ckpt_path, data, ema, model, seed_everything, trainer, weights"
+    keys = ", ".join(sorted(["ckpt_path", "data", "model", "seed_everything", "trainer", *SECTIONS]))
     assert lines == [
         "3 mistakes in the configuration",
         "no configuration file none.yaml",

@@ -43,9 +43,9 @@ def test_make_targets_exist() -> None:
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 def test_commands_run(checkout: Path) -> None:
     commands = [shlex.split(command)[1:] for command in COMMANDS if command.startswith("fulgurite ")]
-    assert len(commands) == 15
+    assert len(commands) == 17
     for number, command in enumerate(commands, 1):
-        fits = command[0] == "fit" and "--help" not in command
+        fits = command[0] in ("fit", "plan") and "--help" not in command
         epochs = ["--trainer.max_epochs", str(number)] if "--resume" in command else ["--trainer.max_epochs", "1"]
         needs_gpu = any("ddp_16mixed" in argument for argument in command)
         less = LESS + epochs if fits else QUICK if command[0] == "find-workers" else []

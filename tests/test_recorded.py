@@ -94,7 +94,13 @@ def test_arguments_are_kept_however_they_are_given(made: Any, arguments: dict[st
         (Colour.RED, "RED"),
         ((1, [2.5, "x"]), [1, [2.5, "x"]]),
         (OrderedDict(a=Path("b")), {"a": "b"}),
-        (SmallCNN, {"class_path": "fulgurite.models.SmallCNN", "init_args": {"width": 32, "depth": 3, "dropout": 0.0}}),
+        (
+            SmallCNN,
+            {
+                "class_path": "fulgurite.models.SmallCNN",
+                "init_args": {"width": 32, "depth": 3, "dropout": 0.0, "init": "default"},
+            },
+        ),
         (partial(CosineAnnealingLR, eta_min=0.5), {"eta_min": 0.5, "last_epoch": -1}),
         (Base(1), {"class_path": "tests.test_recorded.Base", "init_args": {"first": 1, "second": 2, "third": 3}}),
         # What the task fills in, and a default that YAML cannot say, are left to the class.

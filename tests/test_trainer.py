@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import AdamW
 
@@ -61,7 +61,7 @@ def test_whole_way_from_python_without_yaml(here: Path, capsys: pytest.CaptureFi
     assert config["trainer"]["max_epochs"] == 1
     assert config["model"]["init_args"]["network"] == {
         "class_path": "fulgurite.models.SmallCNN",
-        "init_args": {"width": 4, "depth": 3, "dropout": 0.0},
+        "init_args": {"width": 4, "depth": 3, "dropout": 0.0, "init": "default"},
     }
     assert config["data"]["init_args"]["batch_size"] == 32
     loaded = load(run)
@@ -110,15 +110,17 @@ def test_callbacks_of_ones_own_stand_beside_the_built_in_ones(here: Path) -> Non
     assert make(callbacks=own, enable_checkpointing=False)[0].checkpoints is None
 
 
+def test_a_callback_that_does_not_go_with_schedules_is_refused() -> None:
+    with pytest.raises(UserError, match=r"set trainer.accumulate_grad_batches"):
+        make(callbacks=GradientAccumulationScheduler({0: 2}))
+
+
 def test_logger_of_ones_own(here: Path) -> None:
     mine = CSVLogger(str(here / "mine"), name="", version="")
     trainer, task, data = make(logger=["csv", mine], log_every_n_steps=1)
     trainer.fit(task, datamodule=data)
     assert (here / "mine" / "metrics.csv").is_file()
     assert folder(Path("runs/default/v001")) == {"checkpoints", "config", "metrics"}
-    alone = make(logger=mine)[0]
-    assert any(isinstance(one, LearningRateMonitor) for one in alone.callbacks)
-    assert not any(isinstance(one, LearningRateMonitor) for one in make(logger=False)[0].callbacks)
 
 
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -448,3 +448,46 @@ def test_an_address_is_not_fetched(
         )
     with pytest.raises(UserError, match="is an address, which is not fetched"):
         fulgurite.load(url)
+
+
+HERE = {"fulgurite.models.TorchvisionNetwork": "shufflenet_v2_x0_5", "fulgurite.models.TimmNetwork": "test_resnet"}
+VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 16}
+
+
+@pytest.mark.parametrize("weights", ["default", "/etc/passwd", "someone/model"])
+@pytest.mark.parametrize("path", [*HERE, "fulgurite.models.HuggingFaceNetwork"])
+def test_a_network_reads_and_fetches_no_weights_that_a_checkpoint_names(
+    path: str,
+    weights: Any,
+    crafted: Callable[[Change], str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for package in {"Timm": ["timm"], "Hugg": ["transformers"]}.get(path.rpartition(".")[2][:4], []):
+        pytest.importorskip(package, reason="needs the extras `timm` and `hf`")
+
+    def touched(*args: Any, **options: Any) -> None:
+        raise AssertionError("something was read or asked for")
+
+    for name in ("socket.socket.connect", "fulgurite.weights.read_weights", "torch.hub.download_url_to_file"):
+        monkeypatch.setattr(name, touched)
+    options = {"name": HERE[path]} if path in HERE else {"config": VIT, "name": "someone/model"}
+    file = crafted(network({"class_path": path, "init_args": {**options, "weights": weights}}))
+    built = "the checkpoint's weights do not fit this network"
+    for verb in ("test", "fit"):
+        assert refused(capsys, verb, "--ckpt_path", file, "--trainer.enable_progress_bar", "false").startswith(built)
+    with pytest.raises(UserError, match=built):
+        fulgurite.load(file)
+
+
+def test_the_architecture_that_a_checkpoint_names_is_not_fetched(
+    crafted: Callable[[Change], str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    pytest.importorskip("transformers", reason="needs the extra `hf`")
+    monkeypatch.setattr(socket.socket, "connect", pytest.fail)
+    (here / "folder").mkdir()
+    (here / "folder" / "config.json").write_text('{"model_type": "vit"}')
+    for name in ("someone/model", "folder", str(here / "folder")):
+        file = crafted(network({"class_path": "fulgurite.models.HuggingFaceNetwork", "init_args": {"name": name}}))
+        text = refused(capsys, "test", "--ckpt_path", file)
+        assert "the network is not asked" in text or "is neither a folder nor the name of a Hugging Face model" in text

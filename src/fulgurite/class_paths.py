@@ -78,7 +78,11 @@ def in_full(value: Any, kind: Any) -> Any:
 
 
 def _paths_of(name: str, kind: Any) -> list[str]:
-    """Return the paths that a bare name may mean: the project's own classes, or else those with the shortest path."""
+    """Return the paths that a bare name may mean: the project's own, or else PyTorch's, or else any; of these the shortest."""
     paths = get_all_subclass_paths(kind, include_abstract=True, closed_types=False)
-    ranked = {path: (not path.startswith(_OWN), path.count(".")) for path in paths if path.rpartition(".")[2] == name}
+    ranked = {
+        path: (not path.startswith(_OWN), not path.startswith("torch."), path.count("."))
+        for path in paths
+        if path.rpartition(".")[2] == name
+    }
     return [path for path, rank in ranked.items() if rank == min(ranked.values())]

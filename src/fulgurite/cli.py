@@ -20,6 +20,7 @@ VERBS = {
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split",
     "predict": "classify image files into a table",
+    "plan": "show what a training would do, and draw its learning rate",
     "check_data": "look for what is wrong with images, labels and splits",
     "find_workers": "measure how many loader processes pay",
     "make_shards": "pack a data set for streaming",

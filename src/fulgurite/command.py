@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,10 +19,12 @@ from fulgurite.config import Config, Tree, leaves, plain
 from fulgurite.config_check import find_problems
 from fulgurite.console import note, quiet_lightning
 from fulgurite.errors import FaultsFound, UserError, name_list
-from fulgurite.explain import build_errors, restore_errors, user_errors
-from fulgurite.layers import DATA_VERBS, PYTHON_ONLY, Layers
+from fulgurite.explain import build_errors, require_accelerator, restore_errors, user_errors
+from fulgurite.layers import DATA_VERBS, PYTHON_ONLY, Layers, complete, network_settings
+from fulgurite.models.pretrained import without_initial_weights
 from fulgurite.plain_yaml import write_yaml
 from fulgurite.request import Request, read_request
+from fulgurite.resuming import is_restarted, run_to_resume
 from fulgurite.trainer import Trainer
 from fulgurite.trust import NoFiles, check_trusted
 
@@ -105,6 +108,10 @@ class Command(LightningCLI):
         if problems:
             raise UserError(_listing(problems))
         self.config = parser.parse_object({"subcommand": verb, verb: self.given.tree})
+        with redirect_stdout(sys.stderr) if self.request.print_config else nullcontext():  # what is printed is a file of YAML
+            is_more = not self._checkpoint and complete(self.given, plain(self.config[verb]))
+        if is_more:
+            self.config = parser.parse_object({"subcommand": verb, verb: self.given.tree})
         self._check_classes()
         if self.request.print_config:
             print(self._text(), end="")
@@ -144,7 +151,7 @@ class Command(LightningCLI):
             return
         if verb == "predict" and tree.get("ckpt_path") in (None, "none"):  # the checkpoint knows the classes
             yield f"{verb} needs a checkpoint: --ckpt_path best for the latest run's, or a .ckpt file or run folder"
-        elif verb != "fit" and tree.get("ckpt_path") is None:
+        elif verb not in ("fit", "plan") and tree.get("ckpt_path") is None:
             yield (
                 f"{verb} needs a checkpoint: --ckpt_path best for the latest run's, or a .ckpt file or run folder\n"
                 "--ckpt_path none means the initial weights"
@@ -185,7 +192,22 @@ class Command(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; what a class refuses is told with its file and key."""
         with build_errors(self._checkpoint), self._located():
-            super().instantiate_classes()
+            if self.request.verb not in DATA_VERBS:
+                require_accelerator(self.given.tree.get("trainer"))  # before data is looked for, or downloaded
+            continues = self._checkpoint is not None or self._goes_on_by_itself()
+            with without_initial_weights() if continues else nullcontext():
+                super().instantiate_classes()
+
+    def _goes_on_by_itself(self) -> bool:
+        """Return whether ``resume: auto`` finds a run, where the network would otherwise look for weights that may be gone."""
+        config = self.config[self.request.verb]
+        resume = config.get("resume", "none")
+        weights = (network_settings(plain(config)).get("init_args") or {}).get("weights")
+        if not weights or (resume != "auto" and not (resume in (None, False) and is_restarted())):
+            return False
+        run = run_to_resume("auto", Path(config.trainer.runs_dir) / config.trainer.experiment, lambda: self._text(_OF_A_RUN))
+        config.resume = None if run is None else str(run)
+        return run is not None
 
     def _run_subcommand(self, subcommand: str) -> None:
         with restore_errors(self.trainer), self._located():

@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fulgurite.errors import shown
 
@@ -38,6 +39,13 @@ def note(topic: str, text: str) -> None:
     """Print ``topic  text``, on rank zero only."""
     if is_rank_zero():
         print(f"{topic:<12}{shown(text, _WIDEST)}", flush=True)
+
+
+def report_metrics(verb: str, results: list[Any]) -> list[Any]:
+    """Print what an evaluation gave, and return it."""
+    for metrics in results:
+        note(verb, "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items())))
+    return results
 
 
 def printable(text: str) -> str:

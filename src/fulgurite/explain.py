@@ -10,6 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 
 from fulgurite.errors import UserError, shown
 
@@ -87,6 +88,17 @@ def build_errors(source: str | None) -> Iterator[None]:
         ) from error
 
 
+def require_accelerator(trainer: Any) -> None:
+    """Refuse a trainer's settings that ask for a GPU where there is none, as Lightning would later.
+
+    Raises:
+        UserError: with what to do
+    """
+    wanted = trainer.get("accelerator") if isinstance(trainer, dict) else None
+    if wanted in ("gpu", "cuda") and not (CUDAAccelerator.is_available() or (wanted == "gpu" and MPSAccelerator.is_available())):
+        raise UserError(_NO_GPU)
+
+
 def _is_of_restored_state(error: Exception) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     in_a_step = any(frame.name == "advance" and frame.filename.endswith("training_epoch_loop.py") for frame in frames)
@@ -105,7 +117,7 @@ def _mendable(text: str) -> str | None:
         return shorten(text)
     if "You restored a checkpoint with current_epoch" in text:
         return f"{shorten(text)}\nepochs are counted over the whole run: take a larger trainer.max_epochs"
-    if "Connection closed by peer" in text:
+    if "Connection closed by peer" in text or "Connection reset by peer" in text:
         return "another process of this job ended; it said why above or below"
     if "restore optimizer state" in text or "restore learning rate scheduler state" in text:
         return "the checkpoint holds weights alone, so that no training can go on from it"

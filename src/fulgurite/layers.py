@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.checkpoint import describe, read_checkpoint
 from fulgurite.config import Config, Tree, read_file
+from fulgurite.console import note
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError, shown
 from fulgurite.request import Request
@@ -120,7 +123,7 @@ def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
     for name in layer.keys() - {"seed_everything"}:
         if not isinstance(layer[name], dict) or not isinstance(layer[name].get("init_args") or {}, dict):
             raise UserError(f"{path}: there are no keys under {name} in its configuration")
-    for name in layer.keys() & {"trainer", "checkpoint", "ema"}:
+    for name in layer.keys() & {"trainer", "checkpoint", "ema", "compile", "activation_checkpointing"}:  # of plain settings
         layer[name], _ = split_settings(layer[name])
     check_trusted(layer, trusted, source=str(path))
     data = layer.get("data")
@@ -133,6 +136,45 @@ def checkpoint_layer(path: Path, verb: str, trusted: list[str]) -> Tree:
         spec = DataSpec.from_dict(description.spec).to_dict()  # not as it is: it has not been checked for class paths
         layer["model"] = layer["model"] | {"init_args": (layer["model"].get("init_args") or {}) | {"spec": spec}}
     return layer
+
+
+def complete(given: Config, typed: Tree) -> bool:
+    """Fill in what the network's class knows: its architecture in full, and how its weights want their images.
+
+    It goes below all that the user gave: only what a data module takes and nobody set is filled in.
+
+    Args:
+        given: by the user; changed in place
+        typed: the same with every default, as the parser read it
+
+    Returns:
+        whether anything was filled in
+    """
+    network, data = network_settings(typed), typed.get("data") or {}
+    if not network.get("class_path"):
+        return False
+    kind, init_args = resolve_name(network["class_path"]), network.get("init_args") or {}
+    taken, mine = data.get("init_args") or {}, given.tree.get("data")
+    mine = (mine.get("init_args") or {}) if isinstance(mine, dict) else {}
+    settled = kind.settled(**init_args) if hasattr(kind, "settled") else {}
+    new = {f"model.network.{key}": value for key, value in settled.items() if value != init_args.get(key)}
+    wanted = {}
+    if hasattr(kind, "preprocessing"):
+        wanted = kind.preprocessing(in_channels=taken.get("channels") or 3, **init_args)
+        wanted = {key: value for key, value in wanted.items() if key in taken and key not in mine}
+    if wanted:
+        values = ", ".join(f"{key} {value}" for key, value in wanted.items())
+        note("data", f"{values}: as the network's weights were trained; --data.{next(iter(wanted))} and the like override it")
+    new |= {f"data.{key}": value for key, value in wanted.items()}
+    for key, value in new.items():
+        given.set(key, json.dumps(value), "the network's weights")
+    return bool(new)
+
+
+def network_settings(tree: Tree) -> Tree:
+    """Return the class and the arguments of the network that a task is given; empty if there is none."""
+    network = ((tree.get("model") or {}).get("init_args") or {}).get("network")
+    return network if isinstance(network, dict) else {}
 
 
 def _keys_of_verbs() -> set[str]:

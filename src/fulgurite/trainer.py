@@ -6,30 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.types import EVAL_DATALOADERS, TRAIN_DATALOADERS
 
-from fulgurite.callbacks.accumulation import ShortWindow
 from fulgurite.callbacks.checkpoints import Checkpoints
+from fulgurite.callbacks.compute import Compute, MatmulPrecision, MemoryFormat
 from fulgurite.callbacks.exact_resume import ExactResume
-from fulgurite.callbacks.overrides import Overrides
+from fulgurite.callbacks.loss_scale import LossScale
 from fulgurite.callbacks.run_record import RunRecord
-from fulgurite.callbacks.sections import sections_of, with_defaults
+from fulgurite.callbacks.sections import all_callbacks, sections_of
 from fulgurite.checkpoint import AtomicCheckpointIO
-from fulgurite.console import ctrl_c, note, quiet_lightning
+from fulgurite.console import ctrl_c, quiet_lightning, report_metrics
 from fulgurite.data.broken import OnError
 from fulgurite.data.shards import make_shards
 from fulgurite.errors import RunStopped
 from fulgurite.loggers import LoggerName, names_and_loggers
+from fulgurite.precision import Precision, settle_precision
 from fulgurite.recorded import Recorded, run_config
 from fulgurite.resuming import is_restarted, run_to_resume
-from fulgurite.runs import find_checkpoint, resumable
+from fulgurite.runs import resumable
+from fulgurite.step_cost import lighten
+from fulgurite.strategies import require_processes
 from fulgurite.verbs.check_data import check_data
 from fulgurite.verbs.find_workers import find_workers
+from fulgurite.verbs.plan import plan
 from fulgurite.verbs.predict import prepare_prediction, tell_unread
-
-Evaluation = list[Any]
 
 
 class Trainer(Recorded, pl.Trainer):
@@ -43,6 +45,9 @@ class Trainer(Recorded, pl.Trainer):
         enable_checkpointing: whether to write checkpoints
         enable_model_summary: print Lightning's table of layers; the number of parameters is printed anyway
         use_distributed_sampler: let Lightning replace samplers; this project's loaders share out their samples themselves
+        precision: of numbers; auto takes what the device is fast in; null is 32-true
+        matmul_precision: of float32 matrix products on a GPU; high is TF32; null leaves PyTorch's, which is highest
+        memory_format: channels_last is faster where convolutions are the work
         options: those of :class:`lightning.pytorch.Trainer`
     """
 
@@ -53,6 +58,7 @@ class Trainer(Recorded, pl.Trainer):
     check_data = staticmethod(check_data)
     find_workers = staticmethod(find_workers)
     make_shards = staticmethod(make_shards)
+    plan = plan
 
     def __init__(
         self,
@@ -64,6 +70,9 @@ class Trainer(Recorded, pl.Trainer):
         enable_checkpointing: bool = True,
         enable_model_summary: bool = False,
         use_distributed_sampler: bool = False,
+        precision: Precision | None = None,
+        matmul_precision: MatmulPrecision | None = None,
+        memory_format: MemoryFormat = "contiguous",
         plugins: Any = None,
         **options: Any,
     ) -> None:
@@ -76,19 +85,23 @@ class Trainer(Recorded, pl.Trainer):
         self.logger_names, self.given_loggers = names_and_loggers(logger)
         self.record = RunRecord()
         self.exact_resume = ExactResume()
-        logs = (self.logger_names or self.given_loggers) and not options.get("fast_dev_run")
-        rates = [LearningRateMonitor(logging_interval="step")] if logs else []
-        always: list[Callback] = [self.exact_resume, Overrides(), self.record, ShortWindow(), *rates]
         enable_checkpointing = enable_checkpointing and not options.get("fast_dev_run")
+        progress = options.get("enable_progress_bar") in (None, True)
+        own = all_callbacks(callbacks, self.exact_resume, self.record, checkpoints=enable_checkpointing, progress=progress)
         super().__init__(
             logger=self.given_loggers or False,
-            callbacks=always + with_defaults(callbacks, checkpoints=enable_checkpointing),
+            callbacks=[*own, Compute(memory_format, matmul_precision)],
             enable_checkpointing=enable_checkpointing,
             enable_model_summary=enable_model_summary,
             use_distributed_sampler=use_distributed_sampler,
+            precision=settle_precision(precision, options.get("accelerator", "auto")),
             plugins=[AtomicCheckpointIO(), *(plugins if isinstance(plugins, list) else [plugins] if plugins else [])],
             **options,
         )
+        require_processes(self)
+        if getattr(self.precision_plugin, "scaler", None):
+            self.callbacks.insert(0, LossScale())
+        lighten(self)
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -149,7 +162,7 @@ class Trainer(Recorded, pl.Trainer):
         dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         datamodule: pl.LightningDataModule | None = None,
-    ) -> Evaluation:
+    ) -> list[Any]:
         """Measure a checkpoint on the validation split.
 
         Args:
@@ -160,7 +173,7 @@ class Trainer(Recorded, pl.Trainer):
         """
         with ctrl_c():
             results = super().validate(model, dataloaders, self._resolve(ckpt_path), False, datamodule, True)
-        return _report_metrics("validate", results)
+        return report_metrics("validate", results)
 
     def test(  # type: ignore[override]  # one argument of Lightning's is left out
         self,
@@ -168,7 +181,7 @@ class Trainer(Recorded, pl.Trainer):
         dataloaders: EVAL_DATALOADERS | pl.LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         datamodule: pl.LightningDataModule | None = None,
-    ) -> Evaluation:
+    ) -> list[Any]:
         """Measure a checkpoint on the test split.
 
         Args:
@@ -179,7 +192,7 @@ class Trainer(Recorded, pl.Trainer):
         """
         with ctrl_c():
             results = super().test(model, dataloaders, self._resolve(ckpt_path), False, datamodule, True)
-        return _report_metrics("test", results)
+        return report_metrics("test", results)
 
     def predict(  # type: ignore[override]  # predicts image files into a table
         self,
@@ -234,17 +247,4 @@ class Trainer(Recorded, pl.Trainer):
         return run_config(self, task or self.lightning_module, data, sections_of(self.callbacks))
 
     def _resolve(self, given: str | Path | None, prefer: str = "best") -> Path | None:
-        if given is None or str(given) == "none":
-            return None
-        if self.run_dir and given in ("best", "last"):  # after fit: of this run, also when others have started since
-            path = find_checkpoint(self.run_dir, self.runs_dir, prefer=str(given))
-        else:
-            path = find_checkpoint(given, self.runs_dir, prefer=prefer)
-        note("checkpoint", str(path))
-        return path
-
-
-def _report_metrics(verb: str, results: Evaluation) -> Evaluation:
-    for metrics in results:
-        note(verb, "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items())))
-    return results
+        return self.record.given_checkpoint(self, given, prefer)

@@ -75,14 +75,16 @@ def test_checkpoint_holds_where_it_comes_from(trained_run: Path) -> None:
 
 def test_run_says_what_it_starts_with_and_what_it_came_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *SMALL, "--trainer.max_epochs", "1"]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("device", "workers"))]
+    said = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith(("device", "workers", "optimizer", "plan"))
+    ]
     network = SmallCNN(10, 1, width=4)
     assert said[:2] == [
         f"run         {RUN}",
         f"network     SmallCNN, {sum(parameter.numel() for parameter in network.parameters()):,} parameters",
     ]
     assert said[2].startswith("trained     best val/acc 0.")
-    assert " at epoch 0 (counted from 0), 1 epochs, 4 steps, " in said[2]
+    assert " in epoch 1, 1 epochs, 4 steps, " in said[2]
 
 
 def test_run_whose_batches_were_trained_in_another_process_is_kept(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from fulgurite.console import ctrl_c, is_rank_zero, note
 from fulgurite.errors import UserError
 from fulgurite.loggers import RunCSVLogger, RunTensorBoardLogger, run_loggers
 from fulgurite.plain_yaml import read_yaml
-from fulgurite.processes import of_each_process
+from fulgurite.processes import of_each_process, of_first
 from fulgurite.run_lock import RunLock
-from fulgurite.runs import create_run
+from fulgurite.runs import create_run, given_checkpoint
 from fulgurite.trust import split_settings, trust_flags
 
 
@@ -60,8 +61,7 @@ class RunRecord(Callback):
         """Go on in a run's folder, or make that of a new one; nothing where the trainer is to leave nothing behind.
 
         Raises:
-            UserError: if another process trains in that run, or torchrun or the like has started other processes than the
-                trainer expects
+            UserError: if another process trains in that run
         """
         self.has_trained, self._start, self._resumes = False, time.monotonic(), run is not None
         if trainer.accumulate_grad_batches < 1:
@@ -82,6 +82,11 @@ class RunRecord(Callback):
             note("run", f"{trainer.run_dir}{' goes on' if run else ''}")
         else:
             trainer.run_dir = trainer.runs_dir  # until rank zero tells, in setup
+
+    def given_checkpoint(self, trainer: Any, given: str | Path | None, prefer: str) -> Path | None:
+        """Resolve what a user may call a checkpoint; best and last are this run's, if there was one."""
+        find = partial(given_checkpoint, given, trainer.run_dir, trainer.runs_dir, prefer=prefer)
+        return of_first(find, needed=getattr(trainer.strategy.checkpoint_io, "first_reads", False))
 
     def require_trained(self, trainer: Any) -> None:
         """Refuse a run that ended before its first batch.
@@ -133,6 +138,9 @@ class RunRecord(Callback):
         if len(set(of_each_process(str(trainer.resume_from)))) > 1:
             raise UserError("the processes of this job found different checkpoints to go on from: is runs_dir on a shared disk?")
         trainer.run_dir = Path(trainer.strategy.broadcast(str(trainer.run_dir)))
+        trainer.strategy.checkpoint_io.first_reads = not all(of_each_process(trainer.run_dir.is_dir()))
+        if trainer.strategy.checkpoint_io.first_reads:
+            note("run", "on the first host alone, as the others do not see it; it can be resumed where runs_dir is a shared disk")
         # On every process: they write on rank zero alone, but code may call them anywhere.
         trainer.loggers = [*run_loggers(trainer.logger_names, trainer.run_dir), *trainer.given_loggers]
         if not trainer.is_global_zero:
@@ -195,7 +203,7 @@ class RunRecord(Callback):
             kept = trainer.checkpoints
             best = ""
             if kept and kept.best:
-                best = f"best {kept.monitor} {kept.best.score:.4f} at epoch {kept.best.epoch} (counted from 0), "
+                best = f"best {kept.monitor} {kept.best.score:.4f} in epoch {kept.best.epoch + 1}, "
             seconds = time.monotonic() - self._start
             note("trained", f"{best}{trainer.current_epoch} epochs, {trainer.global_step:,} steps, {seconds:.0f} s")
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from PIL.Image import Image
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fulgurite.console import note
-from fulgurite.data.decode import to_spec
 from fulgurite.data.spec import DataSpec
 from fulgurite.errors import UserError
 from fulgurite.models.preprocess import Preprocess
 from fulgurite.recorded import Recorded
-from fulgurite.tasks.loss import ClassificationLoss
+from fulgurite.step_cost import LeanModule
+from fulgurite.tasks.loss import ClassificationLoss, Kind
 from fulgurite.tasks.metrics import Direction, EpochMetrics, Stage
 from fulgurite.tasks.mixing import make_mixing
-from fulgurite.tasks.prediction import MultiLabelPrediction, Prediction, check_top_k, likeliest
-from fulgurite.tasks.schedules import Plateau, make_schedule
+from fulgurite.tasks.prediction import MultiLabelPrediction, Prediction, predict_images
+from fulgurite.tasks.rate_scaling import RateScaling, Rule
+from fulgurite.tasks.training_plan import plan_training
 
 
-class ClassificationTask(Recorded, LightningModule):
+class ClassificationTask(Recorded, LeanModule):
     """Learn the label of each image by cross-entropy, or where the spec says so its labels by binary cross-entropy.
 
     Smoothing, weights and mixing are for training: the loss of an evaluation is the plain one. The training accuracy is
@@ -37,12 +34,19 @@ class ClassificationTask(Recorded, LightningModule):
         network: class whose first parameters are ``num_classes, in_channels``; it maps float (B, C, H, W) to logits (B, K)
         optimizer: class, or partial of one, that takes the parameters
         scheduler: class whose first parameters are the optimizer and the total number of steps; None keeps the rate
+        loss: "bce" asks of each class whether it is the label (arXiv:2110.00476), as is done for several labels anyway
+        focal_gamma: above 0, labels of which the network is sure count less, by (1 - p) to this power (arXiv:1708.02002)
         label_smoothing: share of the target spread over all classes (arXiv:1512.00567)
         class_weights: a weight of each class in the loss, or "balanced" for N / (K * images of the class). Where an image
             may have several labels, a list only: it multiplies the loss of the labels that are present
         mixup: alpha of the Beta distribution that mixes each image with another of its batch (arXiv:1710.09412); 0: none
         cutmix: the same for pasting a rectangle (arXiv:1905.04899); with both, one of the two is drawn for each batch
         top_k: also report whether the label is among the k likeliest classes, where there are more than k
+        decay_all: let weight decay shrink norms, biases, position embeddings and class tokens, too
+        layer_decay: what the rate of a layer is multiplied by for each layer that follows it (arXiv:2106.08254); 1 is off
+        rate_scaling: rule by which the rate, which suits ``reference_batch``, is made to suit the samples of an optimizer step:
+            batch_size x processes x accumulated batches. "linear" is for SGD (arXiv:1706.02677), "sqrt" for Adam
+        reference_batch: samples of an optimizer step that the optimizer's rate was found with
         spec: of the data; a configuration fills it in from the data module
 
     Raises:
@@ -55,11 +59,17 @@ class ClassificationTask(Recorded, LightningModule):
         optimizer: Callable[[Iterable[Any]], Optimizer],
         scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
         *,
+        loss: Kind = "cross_entropy",
+        focal_gamma: float = 0.0,
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | list[float] | None = None,
         mixup: float = 0.0,
         cutmix: float = 0.0,
         top_k: int = 5,
+        decay_all: bool = False,
+        layer_decay: float = 1.0,
+        rate_scaling: Rule = "none",
+        reference_batch: int | None = None,
         spec: DataSpec | None = None,
     ) -> None:
         super().__init__()
@@ -67,6 +77,8 @@ class ClassificationTask(Recorded, LightningModule):
             raise UserError("the task has no data spec: pass spec=data.spec")
         if top_k < 1:
             raise UserError(f"top_k is {top_k}; it must be at least 1")
+        if not 0 < layer_decay <= 1:
+            raise UserError(f"layer_decay is {layer_decay}; allowed: above 0, up to 1, which is off")
         self.spec = spec
         self.monitor = "val/map" if spec.multi_label else "val/acc"
         """The metric that decides which checkpoint is best; its direction is in ``directions``."""
@@ -75,10 +87,14 @@ class ClassificationTask(Recorded, LightningModule):
         self.mixing = make_mixing(mixup, cutmix, spec.num_classes)
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.decay_all, self.layer_decay = decay_all, layer_decay
+        self.rate_scaling = RateScaling(rate_scaling, reference_batch)
         self.class_weights = class_weights
         # Data without a training split, for an evaluation, has no counts and needs no weights; `fit` refuses it below.
         weights = None if class_weights == "balanced" and spec.class_counts is None else class_weights
-        self.train_loss = ClassificationLoss(spec, label_smoothing=label_smoothing, class_weights=weights)
+        self.train_loss = ClassificationLoss(
+            spec, kind=loss, focal_gamma=focal_gamma, label_smoothing=label_smoothing, class_weights=weights
+        )
         self.loss = ClassificationLoss(spec)
         self.train_metrics = EpochMetrics("train", spec, top_k=top_k)
         self.val_metrics = EpochMetrics("val", spec, top_k=top_k)
@@ -113,6 +129,7 @@ class ClassificationTask(Recorded, LightningModule):
         images, labels = self.preprocess(batch[0]), batch[1]
         mixing, measure = (self.mixing, self.train_loss) if stage == "train" else (None, self.loss)
         images, targets = mixing(images, labels) if mixing else (images, labels)
+        images = images.contiguous(memory_format=self.preprocess.memory_format)  # which mixing on a GPU forgets
         logits = self.network(images)
         loss: Tensor = measure(logits, targets)
         self._metrics(stage).update(loss, logits, labels)
@@ -124,12 +141,7 @@ class ClassificationTask(Recorded, LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss to minimise."""
-        loss = self._step(batch, "train")
-        # self.log costs as much as a small network's step, so it is called only when Lightning would write the value.
-        trainer: Any = self.trainer
-        if trainer.log_every_n_steps and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
-            self.log("train/loss_step", loss.detach(), prog_bar=True)
-        return loss
+        return self._step(batch, "train")
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Measure on the validation split."""
@@ -172,30 +184,28 @@ class ClassificationTask(Recorded, LightningModule):
         metrics = self._metrics(stage)
         # torchmetrics adds up the processes, so sync_dist is not needed.
         for name, value in metrics.compute().items():
-            self.log(name, value, prog_bar=name == self.monitor)
+            self.log(name, value, prog_bar=name in (self.monitor, "train/loss"))
         metrics.reset()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Build the optimizer, and the schedule with the trainer's number of optimizer steps."""
-        optimizer = self.optimizer(self.network.parameters())
-        if self.scheduler is None:
-            return optimizer
-        total = self.trainer.estimated_stepping_batches
-        endless = total in (float("inf"), -1)  # Lightning's -1: a stream of unknown length
-        schedule = make_schedule(self.scheduler, optimizer, 1 if endless else int(total))
-        if isinstance(schedule, Plateau):
-            config = schedule.lightning_config(self.trainer, self.monitor, self.directions[self.monitor])
-            return cast(OptimizerLRScheduler, {"optimizer": optimizer, "lr_scheduler": config})
-        if endless:
-            raise UserError("a schedule needs an end: set trainer.max_epochs or trainer.max_steps, or take the scheduler out")
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return plan_training(
+            self.trainer,
+            self.network,
+            self.optimizer,
+            self.scheduler,
+            scaling=self.rate_scaling,
+            layer_decay=self.layer_decay,
+            decay_all=self.decay_all,
+            monitor=self.monitor,
+            direction=self.directions[self.monitor],
+        )
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Map images (B, C, H, W) uint8 to class probabilities (B, K) float32; they add up to 1 only for one label per image."""
         logits: Tensor = self(images).float()
         return logits.sigmoid() if self.spec.multi_label else logits.softmax(dim=1)
 
-    @torch.inference_mode()
     def predict_images(
         self, images: Sequence[Any], *, top_k: int = 1, batch_size: int = 64
     ) -> list[Prediction] | list[MultiLabelPrediction]:
@@ -209,23 +219,4 @@ class ClassificationTask(Recorded, LightningModule):
         Raises:
             UserError: if an image cannot be read, naming it, or a number makes no sense
         """
-        if isinstance(images, str | Path | Image):
-            raise UserError("predict_images takes a list: predict_images([image])")
-        names, multi_label = self.spec.class_names, self.spec.multi_label
-        check_top_k(top_k, len(names), multi_label=multi_label)
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        kind: Any = MultiLabelPrediction if multi_label else Prediction
-        training = [module for module in self.modules() if module.training]
-        self.eval()
-        predictions: list[Any] = []
-        try:
-            for start in range(0, len(images), batch_size):
-                batch = torch.stack([to_spec(image, self.spec) for image in images[start : start + batch_size]])
-                top = likeliest(self.probabilities(batch.to(self.device)), top_k, multi_label=multi_label)
-                rows = zip(*(part.tolist() for part in top), strict=True)
-                predictions += [kind.from_top(probabilities, indices, names) for probabilities, indices in rows]
-        finally:
-            for module in training:
-                module.training = True
-        return predictions
+        return predict_images(self, images, top_k=top_k, batch_size=batch_size)
