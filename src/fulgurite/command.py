@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from fulgurite.callbacks.sections import SECTIONS
 from fulgurite.checks.findings import Findings
 from fulgurite.config import Config, Tree, leaves, plain
-from fulgurite.config_check import find_problems
+from fulgurite.config_check import find_problems, listing
 from fulgurite.console import note, quiet_lightning
 from fulgurite.errors import FaultsFound, UserError, name_list
 from fulgurite.explain import build_errors, require_accelerator, restore_errors, user_errors
@@ -30,7 +30,6 @@ from fulgurite.trust import NoFiles, check_trusted
 
 # What a run's config.yaml holds: what every verb can use, and nothing that is of one command only.
 _OF_A_RUN = ("seed_everything", "trainer", "model", "data", *SECTIONS)
-_MOST_MISTAKES = 20
 _OWN = f"{__name__.partition('.')[0]}."
 
 
@@ -106,7 +105,7 @@ class Command(LightningCLI):
         if not layers.problems:
             problems += self._missing(self.given.tree)
         if problems:
-            raise UserError(_listing(problems))
+            raise UserError(listing(problems))
         self.config = parser.parse_object({"subcommand": verb, verb: self.given.tree})
         with redirect_stdout(sys.stderr) if self.request.print_config else nullcontext():  # what is printed is a file of YAML
             is_more = not self._checkpoint and complete(self.given, plain(self.config[verb]))
@@ -242,11 +241,3 @@ def _spec_of(data: Any) -> Any:
     if not hasattr(data, "spec"):
         raise UserError(f"data is {type(data).__name__}, which offers no spec: it has to say what its images and classes are")
     return data.spec
-
-
-def _listing(problems: list[str]) -> str:
-    if len(problems) == 1:
-        return problems[0]
-    shown = problems[:_MOST_MISTAKES]
-    more = [f"... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
-    return "\n".join([f"{len(problems)} mistakes in the configuration", *shown, *more])

@@ -21,6 +21,7 @@ from fulgurite.class_paths import find_class, in_full, looks_like_class
 from fulgurite.config import Config, Tree
 from fulgurite.errors import did_you_mean, name_list
 
+_MOST_MISTAKES = 20
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -228,3 +229,12 @@ def _alternatives(kind: Any) -> list[str]:
 def _short(value: Any) -> str:
     text = {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listing(problems: list[str]) -> str:
+    """Return one mistake as it is, and several as a list that says how many there are."""
+    if len(problems) == 1:
+        return problems[0]
+    shown = problems[:_MOST_MISTAKES]
+    more = [f"... and {len(problems) - len(shown)} more"] if len(problems) > len(shown) else []
+    return "\n".join([f"{len(problems)} mistakes in the configuration", *shown, *more])
