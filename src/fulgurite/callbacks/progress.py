@@ -126,6 +126,8 @@ def _number(trainer: Any, epoch: int | None = None) -> str:
 def _metrics(trainer: Any) -> str:
     shown = [f"{name} {float(value):.4g}" for name, value in trainer.progress_bar_metrics.items()]
     latest = next((one.latest for one in trainer.callbacks if isinstance(one, StepLog)), {}) if trainer.training else {}
-    shown += [f"{name} {latest[name]:.4g}" for name in ("train/loss_step",) if name in latest]
-    shown += [f"{latest[name]:,.0f} samples/s" for name in ("train/samples_per_second",) if name in latest]
+    if "train/loss_step" in latest:
+        shown.append(f"train/loss_step {latest['train/loss_step']:.4g}")
+    if "train/samples_per_second" in latest:
+        shown.append(f"{latest['train/samples_per_second']:,.0f} samples/s")
     return "  ".join(shown)
